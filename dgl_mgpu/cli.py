@@ -260,7 +260,7 @@ def _train(arguments: list[str]) -> int:
 
             # The others' folders are not the run's, and the first one tells.
             if not (under_torchrun() and int(os.environ["RANK"])):
-                _of_run = LastCheckpoint(folder, config.trainer.resume).told
+                _of_run = LastCheckpoint(folder, config.trainer.resume).advice
             train(config, folder)
         except BaseException as error:
             if isinstance(error, Stopped) and _of_run:

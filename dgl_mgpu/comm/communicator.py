@@ -38,8 +38,8 @@ _NCCL_TIMEOUT = timedelta(seconds=30)
 class Communicator:
     """A group of ranks: those that share one store, or all of a job.
 
-    ``group``: a gloo group; ``None`` for a single process. ``gpu_group``: an NCCL group of the same
-    ranks, for tensors on GPUs.
+    ``group`` is of gloo, None for a single process, and ``gpu_group`` of NCCL, for tensors on GPUs.
+    All methods raise RankFailedError on all ranks if one is gone.
     """
 
     def __init__(
@@ -61,27 +61,19 @@ class Communicator:
 
     @classmethod
     def of_this_machine(cls) -> Communicator:
-        """The ranks of this process's machine, if torch.distributed is initialised.
+        """The ranks of this process's machine; every rank of the job must call this.
 
-        Every rank of the job must call this.  Each machine holds its own replica of the
-        store (WholeGraph, section III-D).
+        Each machine holds its own replica of the store (WholeGraph, section III-D).
         """
         return _known_groups()[1]
 
     @classmethod
     def of_first_ranks(cls) -> Communicator:
-        """The first rank of each machine; another rank gets a group of itself.
-
-        Every rank of the job must call this.
-        """
+        """The first rank of each machine, another rank by itself; all ranks must call this."""
         return _known_groups()[2]
 
     def all_gather(self, value: T) -> list[T]:
-        """What every rank passed, by rank.
-
-        ``value``: plain data (:func:`dgl_mgpu.comm.serialization.dumps`). Raises RankFailedError if
-        a rank is gone.
-        """
+        """Every rank's value, plain data (`dgl_mgpu.comm.serialization.dumps`), by rank."""
         if self.size == 1:
             return [value]
         return self._exchange(lambda group: group.all_gather(value))
@@ -92,7 +84,7 @@ class Communicator:
         From GPU to GPU (NCCL) where every rank's tensors are on a GPU of its own, else over the
         hosts (gloo).  Tensors of shape (n, ...) are on one device, and have the same dtypes and row
         shapes on all ranks; ``n`` may differ, also between tensors, and be 0.  ``asked`` says what
-        for, should it fail.  Raises RankFailedError if a rank is gone, or has too little memory.
+        for, should a rank have too little memory.
         """
         if self.size == 1:
             return list(tensors)
@@ -117,8 +109,7 @@ class Communicator:
     def broadcast_from_rank0(self, asked: str, step: Callable[[], T]) -> T:
         """Run ``step`` on the first rank and return its result, plain data, on every rank.
 
-        Raises RankFailedError on the other ranks, when it failed; on the first, the original error.
-        On all, if a rank is gone.
+        When it fails, the first rank raises its error, and the others RankFailedError.
         """
         if self.size == 1:
             return step()
@@ -137,10 +128,9 @@ class Communicator:
         return outcome[0]
 
     def send(self, source: int, rows: torch.Tensor) -> None:
-        """Give every rank one rank's numbers, in place.
+        """Copy the rows of rank ``source`` to those of all others, in place.
 
-        ``source``: the rank that has them. ``rows``: in the host's memory, contiguous; of the same
-        shape and dtype on all ranks. Raises RankFailedError if a rank is gone.
+        They are contiguous in the host's memory, of the same shape and dtype on all ranks.
         """
         if self.size > 1 and rows.numel():
             numbers = rows.flatten().view(torch.uint8)
@@ -152,9 +142,7 @@ class Communicator:
         """Run ``step`` on every rank and return this rank's result, or raise on every rank.
 
         A rank whose step raises still takes part in the exchange, so that the others learn the
-        reason instead of waiting for it. Raises RankFailedError on the ranks whose own step went
-        well, when another's did not; where it failed, the original error. On all, if a rank is
-        gone.
+        reason instead of waiting for it: they raise RankFailedError.
         """
         try:
             result = step()

@@ -25,12 +25,10 @@ _DTYPES = {"float32": None, "bfloat16": torch.bfloat16}
 class LeanGCN(nn.Module):
     """The mini-batch GCN (`build_model('gcn', …)`) on a whole graph, computed by `FullGraphGCN`.
 
-    ``config``: as there, ``dropout`` is of the input too. ``options``: the input's sums are kept
-    where there is no dropout: with it they differ in every epoch. ``takes_host_rows``: whether
-    features may be `HostRows`, as they may here; other models are lent tensors
-    (`dgl_mgpu.distributed.host_features.offload_hooks`).
+    As there, dropout is of the input too: then its sums differ in every epoch and are not kept.
     """
 
+    #: Features may be `HostRows`; other models are lent tensors (`offload_hooks`).
     takes_host_rows = True
 
     def __init__(self, widths: list[int], config: ModelConfig, options: FullGraphConfig) -> None:
@@ -64,7 +62,7 @@ def build_model(
     """The model that a configuration names, for a whole graph.
 
     Where `dgl_mgpu.models.homogeneous.build_model` draws the same random numbers, it makes a model
-    of the same parameters. Raises ConfigError if there is none of that name.
+    of the same parameters.
     """
     if config.name == "gcn":
         widths = models.layer_widths(config, num_features, num_classes, num_layers)
@@ -84,9 +82,8 @@ def build_whole_relational_model(
 
     Nodes of types without features learn a row each. All ranks have all of these rows, as other
     parameters, and look up those of their own nodes: every row has a gradient in every epoch.
-    ``config``, ``width``, ``num_classes``, ``num_layers``, ``inputs``: as of
-    `dgl_mgpu.models.heterogeneous.build_relational_model`, without embeddings. ``num_nodes``: of
-    the whole graph, by type.
+    Arguments are those of `build_relational_model`, without embeddings; ``num_nodes`` is of the
+    whole graph, by type.
     """
     embeddings = {}
     for ntype in inputs.ntypes:

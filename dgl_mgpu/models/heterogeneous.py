@@ -71,10 +71,7 @@ class InputRows(nn.Module):
         self.embeddings = nn.ModuleDict(inputs.embeddings)
 
     def forward(self, inputs: Mapping[str, Any], dtype: torch.dtype) -> dict[str, torch.Tensor]:
-        """Rows by node type, each of shape (nodes, width).
-
-        ``inputs``: by node type, ``"feat"`` and the ids ``dgl.NID`` of input nodes.
-        """
+        """Rows by node type, each of shape (nodes, width), from ``"feat"`` and ids ``dgl.NID``."""
         features, nodes = (self._by_ntype(inputs.get(key, {})) for key in ("feat", dgl.NID))
         return {ntype: self._of(ntype, features, nodes, dtype) for ntype in self._ntypes}
 
@@ -110,8 +107,8 @@ class RelationalModel(nn.Module):
     ) -> torch.Tensor:
         """Logits of the target's nodes, those of the last block, shape (nodes, classes).
 
-        Without blocks there is no output, shape (0, 1), but gradients, all zero. ``graphs``: a
-        graph, or a block for each layer. ``inputs``: as for `InputRows`.
+        ``graphs`` are one graph, or a block for each layer, and ``inputs`` those of `InputRows`.
+        Without blocks there is no output, shape (0, 1), but gradients, all zero.
         """
         if not isinstance(graphs, dgl.DGLGraph) and not graphs:
             return no_logits(self)
@@ -124,8 +121,9 @@ def build_relational_model(
 ) -> RelationalModel:
     """The model that a configuration names, for a heterogeneous graph.
 
-    ``width``: of input rows (`common_width`). Raises ConfigError if it is no model of such graphs;
-    InvalidInputError if R-GAT's heads do not divide its width, or no relation leads to a node type.
+    Input rows have ``width`` numbers (`common_width`).  Raises ConfigError if it is no model of
+    such graphs; InvalidInputError if R-GAT's heads do not divide its width, or no relation leads to
+    a node type.
     """
     etypes, target = list(inputs.canonical_etypes), inputs.target
     layers: RGCN | RGAT

@@ -53,10 +53,9 @@ class Dropout(nn.Dropout):
 
 
 class NodeModel(nn.Module):
-    """A stack of convolutions with an activation and dropout between them.
+    """A stack of convolutions, one a layer, with an activation and dropout between them.
 
-    ``convolutions``: one for each layer. ``dropout``: share of activations dropped before each
-    convolution. ``drop_input``: whether that includes the input features.
+    With ``drop_input`` there is dropout before the first convolution as well.
     """
 
     inputs: tuple[str, ...] = ("feat",)
@@ -81,11 +80,11 @@ class NodeModel(nn.Module):
     ) -> torch.Tensor:
         """Logits of the seed nodes, or of a graph's nodes, shape (nodes, classes).
 
-        Without blocks there is no output, shape (0, 1), but gradients, all zero. ``graphs``: a
-        graph, or a block for each layer. ``inputs``: features of its nodes, or of the first block's
-        source nodes: ``"feat"``, and on blocks what `inputs` names beside it. By node type, each a
-        dict, where there are several. For a model with an embedding ids in the whole graph,
-        `dgl.NID`, in place of features.
+        The model goes over one graph in each layer, or over a block for each.  Inputs are of its
+        nodes, or of the first block's source nodes: ``"feat"``, and on blocks what `inputs` names
+        beside it; by node type, each a dict, where there are several.  A model with an embedding
+        takes ids in the whole graph, `dgl.NID`, in place of features.  Without blocks there is no
+        output, shape (0, 1), but gradients, all zero.
         """
         if isinstance(graphs, dgl.DGLGraph):
             graphs = [graphs] * len(self.convolutions)
@@ -259,8 +258,7 @@ class _RelationalConv(nn.Module):
 class RGCN(NodeModel):
     """R-GCN (Schlichtkrull et al., 2018), on graphs of one type of nodes or many.
 
-    ``etypes``: the graph's edge types, by names or canonically. ``target``: the node type that
-    logits are of.
+    ``etypes`` are the graph's edge types, by names or canonically; logits are of type ``target``.
     """
 
     def __init__(
@@ -297,10 +295,7 @@ def build_model(
     num_layers: int,
     embedding: nn.Module | None = None,
 ) -> NodeModel:
-    """The model that a configuration names, whose nodes have features or rows of an embedding.
-
-    Raises ConfigError if there is none of that name.
-    """
+    """The model that a configuration names, whose nodes have features or rows of an embedding."""
     if config.name not in _MODELS:
         raise ConfigError(
             f"build model '{config.name}'",

@@ -42,9 +42,9 @@ _MOST_PIECES, _LEAST_PIECE = 64, 1024
 class _Group:
     """A relation that reaches nodes, among all of a graph."""
 
-    relation: int  # Its number
-    groups: slice  # Its destinations among the groups of edges
-    targets: slice  # The same nodes among the rows of the result
+    relation: int
+    groups: slice  # its destinations among the groups of edges
+    targets: slice  # the same nodes among the rows of the result
 
 
 @dataclass(frozen=True)
@@ -142,11 +142,10 @@ class _Attention(torch.autograd.Function):
     ) -> torch.Tensor:
         """Sums of rows, projected and weighted.
 
-        ``rows``: Tensor, shape (n, width_in). ``weight``: Tensor, dtype of ``rows``, shape
-        (relations, heads, width_out, width_in). ``scorers`` (Tensor, dtype of ``rows``, shape
-        (relations, 2, heads, width_in)): of sources and of destinations. ``bias``: Tensor, dtype of
-        ``rows``, shape (node types, heads, 1, width_out). Returns Tensor, shape (num_dst, heads,
-        width_out).
+        ``rows`` are of shape (n, width_in); of their dtype are ``weight``, of shape (relations,
+        heads, width_out, width_in), ``scorers`` of sources and of destinations, (relations, 2,
+        heads, width_in), and ``bias``, (node types, heads, 1, width_out).  The result is of shape
+        (num_dst, heads, width_out).
         """
         heads, width_in = scorers.shape[2:]
         scores = rows @ scorers.view(-1, width_in).t()
@@ -253,10 +252,9 @@ class RelationalAttention(nn.Module):
     """A layer of R-GAT: an attention over the in-edges of every relation, summed over relations.
 
     The same as ``HeteroGraphConv`` with ``GATConv(..., allow_zero_in_degree=True)`` for each
-    relation and the aggregator ``"sum"``. ``ntypes``: in the graph's order. ``canonical_etypes``:
-    in the graph's order. Every node type has to be a destination. ``width_in``, ``width_out``: of a
-    row, and of a head's result. ``negative_slope``: of the leaky ReLU of scores. Raises
-    InvalidInputError if a node type is no relation's destination.
+    relation and the aggregator ``"sum"``.  Types are in the graph's order, and every node type has
+    to be a destination, else InvalidInputError.  ``width_out`` is that of a head's result, and
+    ``negative_slope`` that of the leaky ReLU of scores.
     """
 
     def __init__(
@@ -306,9 +304,8 @@ class RelationalAttention(nn.Module):
     def forward(self, edges: RelationEdges, rows: torch.Tensor) -> torch.Tensor:
         """One row for each destination, shape (num_dst, heads * width_out).
 
-        ``rows`` (Tensor, shape (num_src, width_in)): of all node types, in their order. Under
-        autocast all is computed in its dtype. Raises InvalidInputError if there are more or fewer
-        rows than sources.
+        ``rows``, shape (num_src, width_in), are of all node types, in their order.  Under autocast
+        all is computed in its dtype.
         """
         if len(rows) != edges.sources[-1]:
             raise InvalidInputError(
@@ -335,11 +332,10 @@ class RelationalAttention(nn.Module):
 class RGAT(nn.Module):
     """R-GAT for the classification of nodes of one type, as in MLPerf Training's GNN benchmark.
 
-    Between layers are a leaky ReLU and dropout, and behind the last a linear map to classes.
-    ``ntypes``, ``canonical_etypes``: of the graph, as for :class:`RelationalAttention`. ``target``:
-    the node type that logits are of. ``width_in``: of features, of all types of nodes. ``hidden``:
-    width of all heads together. Raises InvalidInputError if heads do not divide ``hidden``, a type
-    is unknown or no relation's destination.
+    Between layers are a leaky ReLU and dropout, and behind the last a linear map to classes. All
+    node types have features of width ``width_in``; ``hidden`` is the width of all heads together.
+    Raises InvalidInputError if heads do not divide it, a type is unknown or no relation's
+    destination.
     """
 
     def __init__(
@@ -384,8 +380,9 @@ class RGAT(nn.Module):
     ) -> torch.Tensor:
         """Logits of the target's nodes, shape (nodes, classes).
 
-        ``graphs``: a graph, or a block for each layer. ``rows``: features of its nodes, or of the
-        first block's source nodes. One tensor, of all types in the graph's order, saves a copy.
+        ``graphs`` are one graph, or a block for each layer, and ``rows`` features of its nodes, or
+        of the first block's source nodes.  One tensor, of all types in the graph's order, saves a
+        copy.
         """
         if isinstance(graphs, dgl.DGLGraph):
             edges = [RelationEdges.of(graphs, self._ntypes, self._etypes)] * len(self.layers)

@@ -143,12 +143,27 @@ def average_gradients(parameters: Sequence[torch.Tensor], flat: torch.Tensor | N
 
     ``flat``, overwritten, is :func:`flattened_gradients` where that is there already.
     """
+    if dist.is_initialized():
+        flat = flattened_gradients(parameters) if flat is None else flat
+        dist.all_reduce(flat)
+        flat /= dist.get_world_size()
+        _set_gradients(parameters, flat)
+
+
+def sum_gradients(parameters: Sequence[torch.Tensor], *metrics: torch.Tensor) -> list[torch.Tensor]:
+    """Have gradients be the sum over ranks, and return the sums of metrics, in one message.
+
+    Collective.  Metrics have shape ().
+    """
     if not dist.is_initialized():
-        return
-    if flat is None:
-        flat = flattened_gradients(parameters)
+        return list(metrics)
+    flat = torch.cat([flattened_gradients(parameters), torch.stack(metrics)])
     dist.all_reduce(flat)
-    flat /= dist.get_world_size()
+    _set_gradients(parameters, flat[: -len(metrics)])
+    return list(flat[-len(metrics) :])
+
+
+def _set_gradients(parameters: Sequence[torch.Tensor], flat: torch.Tensor) -> None:
     parts = flat.split_with_sizes([p.numel() for p in parameters])
     for parameter, part in zip(parameters, parts, strict=True):
         parameter.grad = part.view_as(parameter).to(parameter.dtype)

@@ -320,10 +320,9 @@ def drop_(
 ) -> None:
     """Set elements to 0 with a chance of ``rate``, and raise the others so that means stay.
 
-    ``rows`` (Tensor, shape (num_nodes, width)): changed in place. ``nodes`` (Tensor, int64, shape
-    (num_nodes,)): which elements are taken depends on these, on the column and on ``key`` alone.
-    ``key``: signed, 64 bits. ``rate``: in [0, 1). ``first_column``: number of the first of the
-    columns, where rows have more of them than these.
+    Rows, of shape (num_nodes, width), are changed in place.  Which elements are taken depends on
+    ``nodes``, int64 of shape (num_nodes,), on the column, of which ``first_column`` is the number
+    of the first, and on ``key``, signed with 64 bits.  ``rate`` is in [0, 1).
     """
     width = rows.shape[1]
     low, high = _signed(key), _signed(key >> 32)

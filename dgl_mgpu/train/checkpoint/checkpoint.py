@@ -42,9 +42,9 @@ class _Damaged(Exception):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Everything a run needs to go on as if it had never stopped."""
+    """Everything a run needs to continue as if it had never stopped."""
 
-    epoch: int  # Epochs done; training goes on with the next
+    epoch: int  # Epochs done
     # State dicts. What is too large for memory is a `SpilledState` in them.
     model: dict[str, Any]
     optimizer: dict[str, Any]
@@ -63,10 +63,10 @@ class Checkpoint:
         """Write ``folder/epoch-NNNN.pt`` and drop what is not to be kept; return its path.
 
         The file appears under its name only when it is complete and on disk, so a crash or a full
-        disk at any moment leaves the last good checkpoint as it was. Those of later epochs, which a
-        run has that goes on from an earlier one, are dropped. ``keep``: how many are kept, this one
-        and those before it. ``best``: the best epoch so far: the first checkpoint with its model is
-        kept, too. Raises CheckpointError if it cannot be written.
+        disk at any moment leaves the last good checkpoint as it was.  What is kept are the last
+        ``keep``, this one among them, and the first with the model of epoch ``best``.  Those of
+        later epochs, which a run has that resumed from an earlier one, are dropped.  Raises
+        CheckpointError if it cannot be written.
         """
         path = folder / f"epoch-{self.epoch:04d}.pt"
         content = {"format": _FORMAT} | {name: getattr(self, name) for name in _FIELDS}
@@ -105,9 +105,9 @@ class Checkpoint:
     def load(cls, path: Path) -> Checkpoint:
         """Read a checkpoint: a file, or the last one of a run's folder that is whole.
 
-        Of one that is damaged and has one before it in the folder, that is told as a warning.
-        Raises CheckpointError if there is none, or it is truncated, corrupt or of another format, a
-        field holds what it cannot, or there is no space for what it has of files.
+        Warns of one that is damaged and has one before it in the folder.  Raises CheckpointError if
+        there is none, or it is truncated, corrupt or of another format, a field holds what it
+        cannot, or there is no space for what it has of files.
         """
         paths = _find(Path(path))
         damages = []
@@ -183,10 +183,7 @@ class Checkpoint:
 
 
 def require_resumable(path: Path, config: Mapping[str, Any]) -> None:
-    """Check that there is a checkpoint, of the run that ``config`` continues.
-
-    Raises CheckpointError.
-    """
+    """Raise CheckpointError unless there is a checkpoint of the run that ``config`` continues."""
     _require_same_run(saved_config(path), config)
 
 
@@ -215,19 +212,19 @@ def saved_config(path: Path) -> dict[str, Any]:
             ) from error
         except (pickle.UnpicklingError, *DAMAGE) as error:
             damage = damage or CheckpointError(asked, f"it is damaged ({error})", _OTHER)
-    assert damage is not None  # a folder without a checkpoint is told of before
+    assert damage is not None  # a folder without a checkpoint raised before
     raise damage
 
 
 def _require_same_run(before: Mapping[str, Any], config: Mapping[str, Any]) -> None:
-    saved, asked = _identity(before), _identity(config)
-    differing = sorted(k for k in saved.keys() | asked.keys() if saved.get(k) != asked.get(k))
+    saved, new = _identity(before), _identity(config)
+    differing = sorted(key for key in saved.keys() | new.keys() if saved.get(key) != new.get(key))
     if differing:
-        name = differing[0]
+        name, *further = differing
         raise CheckpointError(
-            f"resume with {name}={asked.get(name)}",
+            f"resume with {name}={new.get(name)}",
             f"the checkpoint was saved with {name}={saved.get(name)}"
-            + (f" (and {differing[1:]} differ too)" if differing[1:] else ""),
+            + (f" (and {further} differ too)" if further else ""),
             "resume with the configuration of the run, or start a new run",
         )
 
@@ -252,11 +249,7 @@ def _epoch(path: Path) -> int:
 
 
 class LastCheckpoint:
-    """The last checkpoint of a run that begins now, from which it can go on.
-
-    ``folder``: the run's, which may have checkpoints of another one. ``resumed``: what the run goes
-    on from.
-    """
+    """The last checkpoint of a run that begins now, in a folder that may have another run's."""
 
     def __init__(self, folder: Path, resumed: str | None) -> None:
         self._folder = folder / "checkpoints"
@@ -269,7 +262,7 @@ class LastCheckpoint:
         written = [path for path, number in self._written() if (path, number) not in self._before]
         return written[-1] if written else None
 
-    def told(self) -> str:
+    def advice(self) -> str:
         """The end of a sentence: which it is, and how to go on from there."""
         if self.path is not None:
             last = _from_here(self.path)
@@ -304,23 +297,24 @@ def goes_on_in(folder: Path, resumed: str | None) -> bool:
 
 def has_checkpoint(path: Path) -> bool:
     """Whether it is a checkpoint, or the folder of a run that has one."""
+    return bool(_candidates(path))
+
+
+def _candidates(path: Path) -> list[Path]:
+    """A checkpoint, or all of a folder, the last one first; or none."""
     if path.is_dir():
-        return bool(checkpoints(path) or checkpoints(path / "checkpoints"))
-    return path.exists()
+        return (checkpoints(path) or checkpoints(path / "checkpoints"))[::-1]
+    return [path] if path.exists() else []
 
 
 def _find(path: Path) -> list[Path]:
-    """A checkpoint, or all of a folder, the last one first."""
+    """The candidates; raises CheckpointError if there are none."""
+    if paths := _candidates(path):
+        return paths
+    asked = f"resume from {path}"
     if path.is_dir():
-        paths = checkpoints(path) or checkpoints(path / "checkpoints")
-        if not paths:
-            raise CheckpointError(f"resume from {path}", "the folder holds no checkpoint", _OTHER)
-        return paths[::-1]
-    if not path.exists():
-        raise CheckpointError(
-            f"resume from {path}", "there is no such file or folder", "check trainer.resume"
-        )
-    return [path]
+        raise CheckpointError(asked, "the folder holds no checkpoint", _OTHER)
+    raise CheckpointError(asked, "there is no such file or folder", "check trainer.resume")
 
 
 def _identity(config: Mapping[str, Any]) -> dict[str, str]:

@@ -9,7 +9,6 @@ from typing import Any
 
 import dgl
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from dgl_mgpu.data.checks import SPLITS
@@ -20,7 +19,7 @@ from dgl_mgpu.graph.errors import InvalidCallError
 from dgl_mgpu.report import EpochReport, StageSeconds
 from dgl_mgpu.train.launch.heartbeat import WHOLE_GRAPH
 from dgl_mgpu.train.metrics import MultiLabel, SingleLabel
-from dgl_mgpu.train.optimizer import take_first_ranks
+from dgl_mgpu.train.optimizer import sum_gradients, take_first_ranks
 from dgl_mgpu.train.trainer import StepCallback, Trainer
 from dgl_mgpu.utils.stages import StageTimes, stage
 
@@ -121,7 +120,7 @@ class FullGraphTrainer(Trainer):
         with stage("backward"):
             loss.backward()
         with stage("update"):
-            metrics = self._sum_over_ranks(loss.detach(), accuracy.to(loss.dtype))
+            metrics = sum_gradients(self._parameters, loss.detach(), accuracy.to(loss.dtype))
             self.optimizer.step()
         return metrics
 
@@ -131,21 +130,6 @@ class FullGraphTrainer(Trainer):
             return self.model(self._graph, self._inputs)
         with offloaded_rows(self._inputs) as inputs:
             return self.model(self._graph, inputs)
-
-    def _sum_over_ranks(self, *metrics: torch.Tensor) -> list[torch.Tensor]:
-        """Sum the gradients of all ranks, and some metrics with them, in one exchange."""
-        if self._ranks.size == 1:
-            return list(metrics)
-        for parameter in self._parameters:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-        summed = [p.grad for p in self._parameters if p.grad is not None] + list(metrics)
-        bucket = torch.cat([tensor.flatten() for tensor in summed])
-        dist.all_reduce(bucket)
-        parts = bucket.split([tensor.numel() for tensor in summed])
-        for tensor, part in zip(summed, parts, strict=True):
-            tensor.copy_(part.view_as(tensor))
-        return list(metrics)
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:

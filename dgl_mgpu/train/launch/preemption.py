@@ -20,15 +20,12 @@ _LOOK_SECONDS = 1.0
 
 
 class PreemptionHandler:
-    """Whether some rank was told to stop; all ranks learn of it at the same step.
-
-    ``ranks``: all that stop together.
-    """
+    """Whether some rank was told to stop; all ``ranks`` learn of it at the same step."""
 
     def __init__(self, ranks: Communicator) -> None:
         self._ranks = ranks
-        self._signals = StopSignals(self._end_if_told_again)
-        self._asked: tuple[torch.Tensor, dist.Work] | None = None
+        self._signals = StopSignals(self._end_if_repeated)
+        self._pending: tuple[torch.Tensor, dist.Work] | None = None
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[PreemptionHandler]:
@@ -46,7 +43,7 @@ class PreemptionHandler:
         """What a rank ends with that has stopped."""
         return Stopped(signal.SIGTERM if self._signals.first is None else self._signals.first)
 
-    def _end_if_told_again(self) -> None:
+    def _end_if_repeated(self) -> None:
         if self._signals.again:
             raise KeyboardInterrupt
 
@@ -61,7 +58,7 @@ class PreemptionHandler:
         """
         if self._ranks.size == 1:
             return self._heard
-        pending, self._asked = self._asked, self._ask()
+        pending, self._pending = self._pending, self._ask()
         if pending is None:
             return False
         count, under_way = pending
@@ -75,7 +72,7 @@ class PreemptionHandler:
 
     def after_epoch(self) -> bool:
         """Whether to stop after this epoch; here all wait for each other."""
-        self._asked = None
+        self._pending = None
         if self._ranks.size == 1:
             return self._heard
         count, under_way = self._ask()
@@ -88,8 +85,8 @@ class DeferredSignals:
 
     A handler that raises does so anywhere: between the start of a process and its place in the list
     of those to be ended, or in a callback of ``fork``, where Python prints what is raised and drops
-    it. ``sign``: for ``multiprocessing.connection.wait``: can be read when there is something to be
-    asked for. Empty on another thread than the main one, which hears no signals.
+    it.  ``sign``, a list for ``multiprocessing.connection.wait``, can be read when there is a
+    signal to be asked for; it is empty on another thread than the main one, which hears none.
     """
 
     def __init__(self) -> None:
@@ -119,8 +116,8 @@ class DeferredSignals:
     def check(self) -> None:
         """Raise what was heard since, each once.
 
-        A repeated SIGTERM is to interrupt nothing: ranks stop, and then are cleared away. Raises
-        Stopped; KeyboardInterrupt of Ctrl-C while ranks stop.
+        That is Stopped, or of Ctrl-C while ranks stop KeyboardInterrupt.  A repeated SIGTERM is to
+        interrupt nothing: ranks stop, and then are cleared away.
         """
         for descriptor in self.sign:
             with contextlib.suppress(BlockingIOError):
@@ -156,8 +153,8 @@ def outlive_sigterm(rank: int, worker: int) -> None:
     multiprocessing sends it again at its end.
 
     It ends, too, when its rank was killed, which torch's workers notice only if that happens after
-    they have begun. ``rank``: the rank's process. ``worker``: the worker's number, with which a
-    DataLoader calls its ``worker_init_fn``.
+    they have begun.  ``rank`` is the rank's process, and ``worker`` the worker's number, with which
+    a DataLoader calls its ``worker_init_fn``.
     """
     # Here, too: what a process starts with is not what it was started within, if it was spawned.
     signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
