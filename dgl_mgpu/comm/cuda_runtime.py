@@ -8,15 +8,22 @@ through CuPy, which is imported when a store is built on GPUs and not before.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 
 from dgl_mgpu.comm.communicator import Communicator
-from dgl_mgpu.errors import ConfigError, DeviceMemoryError, PeerAccessError, UnavailableError
+from dgl_mgpu.errors import (
+    ConfigError,
+    DeviceMemoryError,
+    DGLMGPUError,
+    PeerAccessError,
+    UnavailableError,
+)
 from dgl_mgpu.machine import Topology, probe
 from dgl_mgpu.ops.device import cupy
 
@@ -85,27 +92,17 @@ class Runtime:
 
     def share(self, address: int) -> bytes:
         """A handle of allocated memory, for other processes; PeerAccessError if there are none."""
-        with self._on_device():
-            try:
-                return self._runtime.ipcGetMemHandle(address)
-            except self._runtime.CUDARuntimeError as error:
-                raise PeerAccessError(
-                    f"share memory of {self.device} with other ranks",
-                    str(error),
-                    "hide its links (store.links), or use store.device=cpu",
-                ) from error
+        asked = f"share memory of {self.device} with other ranks"
+        fix = "hide its links (store.links), or use store.device=cpu"
+        with self._raising(PeerAccessError, asked, fix):
+            return self._runtime.ipcGetMemHandle(address)
 
     def open(self, handle: bytes) -> int:
         """Map another process's memory; PeerAccessError if it cannot be."""
-        with self._on_device():
-            try:
-                return self._runtime.ipcOpenMemHandle(handle)
-            except self._runtime.CUDARuntimeError as error:
-                raise PeerAccessError(
-                    f"map another rank's GPU memory on {self.device}",
-                    str(error),
-                    "hide the link between the two (store.links), or use store.device=cpu",
-                ) from error
+        asked = f"map another rank's GPU memory on {self.device}"
+        fix = "hide the link between the two (store.links), or use store.device=cpu"
+        with self._raising(PeerAccessError, asked, fix):
+            return self._runtime.ipcOpenMemHandle(handle)
 
     def close(self, address: int) -> None:
         with self._on_device():
@@ -113,17 +110,13 @@ class Runtime:
 
     def register(self, address: int, nbytes: int) -> None:
         """Let kernels use host memory at the address that the host knows it by."""
-        with self._on_device():
-            try:
-                self._runtime.hostRegister(address, nbytes, _REGISTER_PORTABLE_MAPPED)
-            except self._runtime.CUDARuntimeError as error:
-                raise DeviceMemoryError(
-                    f"map {nbytes:,} bytes of host memory on {self.device}",
-                    str(error),
-                    "raise the limit on locked memory (ulimit -l), or keep less in host memory "
-                    "(store.host_memory)",
-                    nbytes,
-                ) from error
+        asked = f"map {nbytes:,} bytes of host memory on {self.device}"
+        fix = (
+            "raise the limit on locked memory (ulimit -l), or keep less in host memory "
+            "(store.host_memory)"
+        )
+        with self._raising(partial(DeviceMemoryError, needed=nbytes), asked, fix):
+            self._runtime.hostRegister(address, nbytes, _REGISTER_PORTABLE_MAPPED)
 
     def unregister(self, address: int) -> None:
         with self._on_device():
@@ -158,6 +151,16 @@ class Runtime:
     def trim(self) -> None:
         """Give back what torch's allocator keeps for later."""
         torch.cuda.empty_cache()
+
+    @contextmanager
+    def _raising(
+        self, kind: Callable[[str, str, str], DGLMGPUError], asked: str, fix: str
+    ) -> Iterator[None]:
+        with self._on_device():
+            try:
+                yield
+            except self._runtime.CUDARuntimeError as error:
+                raise kind(asked, str(error), fix) from error
 
     @contextmanager
     def _on_device(self) -> Iterator[None]:

@@ -478,16 +478,10 @@ def _watching_others(hang_after: float | None) -> Iterator[Heartbeat]:
     Yields this rank's heartbeat.
     """
     everyone, here = Communicator.of_all_machines(), Communicator.of_this_machine()
-    created: list[Heartbeats] = []
-
-    def make() -> Path:
-        created.append(Heartbeats(here.size))
-        return created[0].path
-
-    path = here.broadcast_from_rank0("share heartbeats", make)
-    heartbeats = here.run_all(
-        "share heartbeats", lambda: created[0] if created else Heartbeats(here.size, path)
-    )
+    asked = "share heartbeats"
+    first = here.run_all(asked, lambda: Heartbeats(here.size) if here.rank == 0 else None)
+    path = here.all_gather(None if first is None else first.path)[0]
+    heartbeats = here.run_all(asked, lambda: first or Heartbeats(here.size, path))
     own = heartbeats.ranks[here.rank]
     numbers = here.all_gather(everyone.rank)
     peers: PeerMonitor | None = None
@@ -504,12 +498,9 @@ def _watching_others(hang_after: float | None) -> Iterator[Heartbeat]:
                     time.sleep(_OTHER_MACHINES_SECONDS)  # they say who it is, and all leave
                 if peers is not None:
                     peers.report(error)
-                mine = os.getpid()
                 # Where a rank is done, another process may have its number.
-                processes = [
-                    heartbeat.process for heartbeat in heartbeats.ranks if heartbeat.stacks
-                ]
-                _leave(error, [process for process in processes if process != mine])
+                running = {heartbeat.process for heartbeat in heartbeats.ranks if heartbeat.stacks}
+                _leave(error, running - {os.getpid()})
 
             watching.enter_context(HangWatch(monitor, own, end_all))
         yield own

@@ -54,30 +54,27 @@ class PreemptionHandler:
     def after_step(self) -> bool:
         """Whether to stop after this step; all ranks ask after the same steps.
 
-        What is answered is what was known at the step before: nobody waits for the others' word.
+        The answer is what was known at the step before: nobody waits for other ranks.
         """
         if self._ranks.size == 1:
             return self._heard
-        pending, self._pending = self._pending, self._ask()
-        if pending is None:
-            return False
-        count, under_way = pending
-        under_way.wait()
-        return bool(count)
-
-    def _ask(self) -> tuple[torch.Tensor, dist.Work]:
-        """How many ranks have heard it, once all have said so."""
-        count = torch.tensor(int(self._heard))
-        return count, dist.all_reduce(count, async_op=True)
+        pending, self._pending = self._pending, self._count()
+        return pending is not None and _answer(*pending)
 
     def after_epoch(self) -> bool:
         """Whether to stop after this epoch; here all wait for each other."""
         self._pending = None
-        if self._ranks.size == 1:
-            return self._heard
-        count, under_way = self._ask()
-        under_way.wait()
-        return bool(count)
+        return self._heard if self._ranks.size == 1 else _answer(*self._count())
+
+    def _count(self) -> tuple[torch.Tensor, dist.Work]:
+        """How many ranks have heard a signal, once all have said so."""
+        count = torch.tensor(int(self._heard))
+        return count, dist.all_reduce(count, async_op=True)
+
+
+def _answer(count: torch.Tensor, pending: dist.Work) -> bool:
+    pending.wait()
+    return bool(count)
 
 
 class DeferredSignals:

@@ -111,13 +111,9 @@ class _Sums:
         loss, correct, seeds = accumulator.sums()
         self.join(_Sums(loss=loss, correct=correct, seeds=seeds, steps=accumulator.steps))
 
-    @property
-    def mean_loss(self) -> float:
-        return self.loss / self.seeds if self.seeds else float("nan")
-
-    @property
-    def accuracy(self) -> float:
-        return self.correct / self.seeds if self.seeds else float("nan")
+    def mean(self, total: float) -> float:
+        """Over the seeds; NaN of none."""
+        return total / self.seeds if self.seeds else float("nan")
 
 
 class MiniBatchTrainer(Trainer):
@@ -239,8 +235,8 @@ class MiniBatchTrainer(Trainer):
             epoch=number,
             steps=sums.steps,
             seeds=sums.seeds,
-            loss=sums.mean_loss,
-            train_accuracy=sums.accuracy,
+            loss=sums.mean(sums.loss),
+            train_accuracy=sums.mean(sums.correct),
             valid_accuracy=valid,
             test_accuracy=None,
             seconds=StageSeconds(**sums.seconds),
