@@ -229,8 +229,8 @@ def _train(arguments: list[str]) -> int:
     from hydra.core.hydra_config import HydraConfig
 
     from dgl_mgpu.train.checkpoint.run_folder import (
-        folders_kept,
         is_as_hydra_made_it,
+        locked_folders,
         remove_unused,
     )
 
@@ -276,7 +276,7 @@ def _train(arguments: list[str]) -> int:
     sys.argv = ["dgl-mgpu train", *words]
     os.environ["HYDRA_FULL_ERROR"] = "1"  # else it prints errors of its own, and exits
     try:
-        with folders_kept(), typed_hydra_errors("train as the command line says"):
+        with locked_folders(), typed_hydra_errors("train as the command line says"):
             job()
     except OSError as error:
         if isinstance(error, DGLMGPUError):

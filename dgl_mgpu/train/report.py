@@ -20,9 +20,8 @@ from dgl_mgpu.train.trainer import Trainer
 class RunReport:
     """A run's progress on the screen; metrics, curves and summary in its folder.
 
-    Used as a context manager while epochs run. ``trainer``: with the epochs of before, where it
-    resumed. ``restarts``: how often the run was started again. Raises OutputError here and in all
-    methods, if the folder is full or cannot be written.
+    Used as a context manager while epochs run.  ``restarts`` counts how often the run was started
+    again.  All methods raise OutputError if the folder is full or cannot be written.
     """
 
     def __init__(self, config: Config, folder: Path, trainer: Trainer, restarts: int = 0) -> None:
@@ -87,7 +86,6 @@ class RunReport:
         from dgl_mgpu.report.plots import plot_curves  # matplotlib takes a second to import
 
         self._shown.close()  # the bars, so that they do not stand below the table
-        title = self._title
         best = best_epoch(reports)
         summary = {
             "test_accuracy": test_accuracy,
@@ -96,11 +94,11 @@ class RunReport:
             "restarts": self._restarts,
         }
         with self._writing():
-            plot_curves(reports, self._folder / "curves.png", title)
+            plot_curves(reports, self._folder / "curves.png", self._title)
         self._write_page(summary)
         with self._writing():
             self._log.summary(summary)  # last: it says that the run is complete
-        self._console.print(summary_table(reports, title, test_accuracy))
+        self._console.print(summary_table(reports, self._title, test_accuracy))
         self._console.print(
             f"report.html, metrics and checkpoint: {self._folder}", highlight=False, soft_wrap=True
         )

@@ -124,8 +124,9 @@ def load_run(
     except PlanDoesNotFitError as error:
         # What it says to do is for training: here, the run has said what memory there is.
         had = checkpoint.config["trainer"]["ranks"]
-        fix = f"use more ranks than {everyone.size} (the run had {had})"
-        fix += ", whose memory counts together"
+        fix = (
+            f"use more ranks than {everyone.size} (the run had {had}), whose memory counts together"
+        )
         memory = SharedMemory.of_this_machine()
         if error.needed > memory.room:
             fix += f", or {memory.advice(error.needed)}"
@@ -149,12 +150,11 @@ def load_run(
 def write_predictions(folder: str | os.PathLike[str], out: Path, device: str = "cpu") -> str:
     """Write what a run's model gives for all nodes; return what that is, in words.
 
-    In a job of several ranks, all of them call it, and the first one writes. ``folder``,
-    ``device``: as for :func:`load_run`. ``out``: a NumPy archive: ``classes``, int64, and
-    ``logits``, float32, with a row for each node; ``labels``, int8 of 1 and 0, in place of classes
-    where nodes may have several; or ``embeddings``, float32, of a run of link prediction. It takes
-    the place of a file of that name. Raises OutputError if it cannot be written; DGLMGPUError, as
-    :func:`load_run` and :meth:`TrainedRun.predict`.
+    In a job of several ranks, all of them call it, and the first one writes.  ``out``, which may
+    take the place of a file, is a NumPy archive: ``classes``, int64, and ``logits``, float32, with
+    a row for each node; ``labels``, int8 of 1 and 0, in place of classes where nodes may have
+    several; or ``embeddings``, float32, of a run of link prediction.  Raises OutputError if it
+    cannot be written, and as `load_run` and `TrainedRun.predict`.
     """
     asked = f"write predictions to {out}"
     if out.is_dir():
@@ -181,12 +181,11 @@ def write_predictions(folder: str | os.PathLike[str], out: Path, device: str = "
 
 def _checkpoint(asked: str, folder: Path) -> Checkpoint:
     try:
-        checkpoint = Checkpoint.load(folder)
+        return Checkpoint.load(folder)
     except CheckpointError as error:
         raise CheckpointError(
             asked, error.found, "name the folder of a run, or another of its checkpoints"
         ) from error
-    return checkpoint
 
 
 def _carried_out_here(saved: Mapping[str, Any], device: str, num_ranks: int) -> Config:

@@ -12,7 +12,7 @@ from dgl_mgpu.errors import DataFormatError, InvalidInputError, OutputError
 from dgl_mgpu.report import profile as profiling
 from dgl_mgpu.report.profile import WARM_UP, Profile, StepProfile, read_profile
 from dgl_mgpu.report.timeline import read_trace
-from dgl_mgpu.train.launch.heartbeat import StageTracker, own_heartbeat
+from dgl_mgpu.train.launch.heartbeat import Heartbeats, StageTracker
 from tests.report.traces import gpu_events, train, write_trace
 
 
@@ -39,7 +39,7 @@ def test_the_steps_after_warm_up_are_traced(tmp_path):
 
 
 def test_a_profile_may_take_as_long_as_it_writes(tmp_path, monkeypatch):
-    heartbeat, shown = own_heartbeat(), []
+    heartbeat, shown = Heartbeats(1).ranks[0], []
     monkeypatch.setattr(profiling, "draw_step", lambda *drawn: shown.append(heartbeat.in_step))
     with StageTracker(heartbeat), Profile(1, tmp_path) as profile:
         train(WARM_UP + 1, profile.step)

@@ -25,7 +25,7 @@ from dgl_mgpu.errors import (
 )
 from dgl_mgpu.report import read_metrics
 from dgl_mgpu.train.checkpoint.checkpoint import Checkpoint
-from dgl_mgpu.train.launch.heartbeat import StageTracker, own_heartbeat
+from dgl_mgpu.train.launch.heartbeat import Heartbeats, StageTracker
 from dgl_mgpu.train.launch.launch import launch
 from dgl_mgpu.train.minibatch.trainer import MiniBatchTrainer
 from dgl_mgpu.train.trained_run import write_predictions
@@ -272,7 +272,7 @@ def test_a_runs_folder_may_be_named_after_an_option(tmp_path, monkeypatch):
 
 def test_predictions_may_take_as_long_as_they_are_written(tmp_path, monkeypatch):
     run_of(tmp_path, "store.device=cpu", "trainer.epochs=1")
-    heartbeat, shown = own_heartbeat(), []
+    heartbeat, shown = Heartbeats(1).ranks[0], []
     monkeypatch.setattr(np, "savez", lambda *arrays, **named: shown.append(heartbeat.in_step))
     with StageTracker(heartbeat):
         with stage("forward"):

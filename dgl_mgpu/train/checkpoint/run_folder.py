@@ -32,11 +32,8 @@ class _Refused(BaseException):
 
 
 @contextlib.contextmanager
-def folders_kept() -> Iterator[None]:
-    """Run Hydra's job within, in a folder that is locked until the end.
-
-    Raises DGLMGPUError of `FolderGuard`.
-    """
+def locked_folders() -> Iterator[None]:
+    """Run Hydra's job within, in a folder that is locked until the end (`FolderGuard`)."""
     with _locks:
         try:
             yield
@@ -49,7 +46,7 @@ class FolderGuard(Callback):
     """Hydra's callback that locks a run's folder before anything is written there.
 
     Raises OutputError if another job has the folder, or it cannot be made; InvalidInputError if it
-    is another run's than the one that goes on; ConfigError if its name cannot be made out.
+    is another run's than the resumed one; ConfigError if its name cannot be resolved.
     """
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
@@ -64,7 +61,7 @@ class FolderGuard(Callback):
             require_no_run(folder, resumed)
             before = folder if resumed is None else run_folder(resumed)
             if holder := killed_holder(before / _LOCK):
-                _tell_of_killed(before, holder)
+                _warn_of_killed(before, holder)
 
         self._take(config, "hydra.run.dir", check)
 
@@ -79,18 +76,18 @@ class FolderGuard(Callback):
 
     def _take(self, config: DictConfig, key: str, check: Callable[[Path], None]) -> None:
         try:
-            with typed_hydra_errors("name the run's folder"), _hydras(config):
+            with typed_hydra_errors("name the run's folder"), _in_hydra(config):
                 folder = Path(str(OmegaConf.select(config, key)))
             folder.mkdir(parents=True, exist_ok=True)
             if holder := _locks.enter_context(locked(folder / _LOCK, _in_use(folder))):
-                _tell_of_killed(folder, holder)
+                _warn_of_killed(folder, holder)
             check(folder)
         except Exception as error:
             raise _Refused from error
 
 
 @contextlib.contextmanager
-def _hydras(config: DictConfig) -> Iterator[None]:
+def _in_hydra(config: DictConfig) -> Iterator[None]:
     """Have ``${hydra:…}`` in names of folders mean what it will mean in the run."""
     before = HydraConfig.instance().cfg
     HydraConfig.instance().set_config(config)
@@ -118,7 +115,7 @@ def _in_use(folder: Path) -> Callable[[str], None]:
     return busy
 
 
-def _tell_of_killed(folder: Path, holder: str) -> None:
+def _warn_of_killed(folder: Path, holder: str) -> None:
     log.warning("the run before in %s was killed, or its machine: it was %s", folder, holder)
 
 

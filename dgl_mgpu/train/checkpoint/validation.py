@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from dgl_mgpu.config.schema import config_of_run
-from dgl_mgpu.errors import ConfigError, DataFormatError, DGLMGPUError, InvalidInputError
+from dgl_mgpu.errors import ConfigError, DataFormatError, InvalidInputError
 from dgl_mgpu.placement import Plan
 from dgl_mgpu.report import EpochReport
 
@@ -31,7 +31,7 @@ def wrong_field(values: Mapping[str, Any]) -> tuple[str, str] | None:
         try:
             problem = check(values[name])
         except (ConfigError, DataFormatError, InvalidInputError) as error:
-            problem = _told(error)
+            problem = f"does not do: {error.asked}: {error.found}"
         except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
             problem = f"cannot be read ({type(error).__name__}: {error})"
         except RecursionError:
@@ -47,18 +47,11 @@ def wrong_field(values: Mapping[str, Any]) -> tuple[str, str] | None:
 
 
 def require_dtypes(model: nn.Module, state: Mapping[str, Any]) -> None:
-    """Check that the tensors of a state have the dtypes of a model's, to which torch would cast.
-
-    Raises TypeError.
-    """
+    """Raise TypeError for tensors of other dtypes than the model's, to which torch would cast."""
     for name, own in (*model.named_parameters(), *model.named_buffers()):
         saved = state.get(name)
         if isinstance(saved, torch.Tensor) and saved.dtype != own.dtype:
             raise TypeError(f"{name} is {saved.dtype}, and {own.dtype} in this model")
-
-
-def _told(error: DGLMGPUError) -> str:
-    return f"does not do: {error.asked}: {error.found}"
 
 
 def _count(value: Any) -> str | None:
@@ -66,7 +59,7 @@ def _count(value: Any) -> str | None:
     return None if is_count else f"is {value!r:.100}, not a number from 0 on"
 
 
-def _is_mapping(value: Any) -> str | None:
+def _mapping(value: Any) -> str | None:
     return None if isinstance(value, Mapping) else f"is a {type(value).__name__}, not a dictionary"
 
 
@@ -91,19 +84,15 @@ def _report(value: Any) -> str | None:
     return _count(value["epoch"])
 
 
-def _configuration(value: Any) -> None:
-    config_of_run(value)
-
-
 def _plan(value: Any) -> str | None:
     if value:
         Plan.from_dict(value)
-    return _is_mapping(value)
+    return _mapping(value)
 
 
 def _model(value: Any) -> str | None:
     if not isinstance(value, Mapping):
-        return _is_mapping(value)
+        return _mapping(value)
     for name, part in value.items():
         is_file = isinstance(part, Mapping) and type(part.get(MEMBER)) is int
         if not isinstance(name, str) or not (isinstance(part, torch.Tensor) or is_file):
@@ -125,10 +114,10 @@ def _optimizer(value: Any) -> str | None:
 _CHECKS: dict[str, Callable[[Any], str | None]] = {
     "epoch": _count,
     "batches": _count,
-    "config": _configuration,
+    "config": lambda value: None if config_of_run(value) else "is empty",
     "reports": _list_of(_report),
-    "parts": _list_of(_is_mapping),
-    "captured": _list_of(_is_mapping),
+    "parts": _list_of(_mapping),
+    "captured": _list_of(_mapping),
     "random": _list_of(_generator),
     "plan": _plan,
     "model": _model,

@@ -56,8 +56,8 @@ _STOPPED = "is stopped (by SIGSTOP or a debugger)"
 class HangMonitor:
     """Looks at the heartbeats of a machine's ranks.
 
-    ``hang_after``: seconds in which no rank advances, after which all are taken to hang. ``ranks``:
-    the ranks' numbers in the job; by default from 0 on.
+    When no rank advances for ``hang_after`` seconds, all are taken to hang.  ``ranks`` are their
+    numbers in the job, by default from 0 on.
     """
 
     def __init__(

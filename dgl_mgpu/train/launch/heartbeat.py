@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
-import mmap
 import os
 import signal
 import threading
@@ -29,22 +28,18 @@ _STAGE_BYTES = 80
 
 
 class Heartbeat(ctypes.Structure):
-    """One rank's, in memory that others read.
-
-    ``process``: the rank's; 0 before it has one. ``stacks``: the descriptor of the file to which it
-    writes its stacks at `STACK_SIGNAL`; 0 before and after. ``watcher``: its thread that looks at
-    heartbeats, whose own work is no advance; 0 without one. ``beats``: how often it has entered or
-    left a stage. ``steps``: how often it has entered one of an epoch that is in no other; ranks
-    enter the same ones. ``in_step``: whether it enters a stage within seconds or minutes, as the
-    steps of an epoch do.
-    """
+    """One rank's, in memory that others read."""
 
     _fields_ = (
-        ("process", ctypes.c_int64),
+        ("process", ctypes.c_int64),  # 0 before the rank has one
+        # Descriptor of the file to which it writes its stacks at STACK_SIGNAL; 0 before and after.
         ("stacks", ctypes.c_int64),
+        # Its thread that looks at heartbeats, whose own work is no advance; 0 without one.
         ("watcher", ctypes.c_int64),
-        ("beats", ctypes.c_uint64),
+        ("beats", ctypes.c_uint64),  # how often it has entered or left a stage
+        # How often it has entered a stage of an epoch that is in no other; ranks enter the same.
         ("steps", ctypes.c_uint64),
+        # Whether it enters a stage within seconds or minutes, as the steps of an epoch do.
         ("in_step", ctypes.c_bool),
         ("stage", ctypes.c_char * _STAGE_BYTES),
     )
@@ -59,16 +54,10 @@ class Heartbeat(ctypes.Structure):
         return Path(f"/proc/{self.process}/fd/{self.stacks}")
 
 
-def own_heartbeat() -> Heartbeat:
-    """One that only this process and those that it forks have."""
-    return Heartbeat.from_buffer(mmap.mmap(-1, ctypes.sizeof(Heartbeat)))
-
-
 class Heartbeats:
     """Those of all ranks of a machine, in memory that they share.
 
-    ``path``: where another process of this user has them; else they are made. Raises
-    SharedMemoryError.
+    Without the ``path`` of those of another process of this user they are made.
     """
 
     def __init__(self, count: int, path: Path | None = None) -> None:
@@ -90,8 +79,8 @@ class Heartbeats:
 class StageTracker(StageTimes):
     """Follows the stages that this process is in, within ``with``.
 
-    An exception that leaves a stage has a note of it (:func:`stage_of`). ``heartbeat``: shows them
-    to others as well.
+    An exception that leaves a stage has a note of it (`stage_of`).  The heartbeat shows them to
+    others as well.
     """
 
     def __init__(self, heartbeat: Heartbeat | None = None) -> None:

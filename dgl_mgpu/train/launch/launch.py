@@ -38,7 +38,6 @@ from dgl_mgpu.train.launch.heartbeat import (
     Heartbeat,
     Heartbeats,
     StageTracker,
-    own_heartbeat,
     stage_of,
 )
 from dgl_mgpu.train.launch.peer_monitor import PeerMonitor
@@ -114,7 +113,7 @@ def launch(
             finally:
                 dist.destroy_process_group()
     elif num_ranks == 1:
-        heartbeat = own_heartbeat()
+        (heartbeat,) = Heartbeats(1).ranks
         monitor = None if hang_after is None else HangMonitor([heartbeat], hang_after)
         with (
             contextlib.nullcontext() if monitor is None else HangWatch(monitor, heartbeat, _leave),

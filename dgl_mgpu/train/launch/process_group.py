@@ -36,10 +36,9 @@ def kill_group(leader: int) -> list[int]:
 
 
 def await_killed(process: Any, name: str, deadline: float) -> None:
-    """Wait until a killed process of multiprocessing has ended; at the deadline, say so and go on.
+    """Wait until a killed process of multiprocessing has ended; at the deadline, warn and go on.
 
-    ``name``: what it is, for who reads the warning. ``deadline``: in the time of `time.monotonic`,
-    `timeouts.END` seconds after it was killed.
+    ``deadline`` is `time.monotonic` of `timeouts.END` seconds after it was killed.
     """
     process.join(max(deadline - time.monotonic(), 0.0))
     if process.exitcode is None:

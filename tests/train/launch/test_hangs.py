@@ -27,7 +27,7 @@ from dgl_mgpu.train.compose import compose
 from dgl_mgpu.train.launch import hangs
 from dgl_mgpu.train.launch import launch as launching
 from dgl_mgpu.train.launch.hangs import HangMonitor, HangWatch
-from dgl_mgpu.train.launch.heartbeat import WHOLE_GRAPH, StageTracker, own_heartbeat
+from dgl_mgpu.train.launch.heartbeat import WHOLE_GRAPH, Heartbeats, StageTracker
 from dgl_mgpu.train.launch.launch import launch
 from dgl_mgpu.train.trainer import Trainer
 from dgl_mgpu.utils.stages import stage
@@ -233,7 +233,7 @@ class _Clock:
 
 @pytest.fixture
 def shown():
-    heartbeat = own_heartbeat()
+    heartbeat = Heartbeats(1).ranks[0]
     with StageTracker(heartbeat):
         yield heartbeat
 
@@ -307,7 +307,7 @@ def test_stages_within_stages_and_those_of_threads_are_advances(clock):
 
 
 def test_a_rank_that_is_done_is_not_named(shown, monkeypatch):
-    done = own_heartbeat()
+    done = Heartbeats(1).ranks[0]
     ended = subprocess.Popen(["true"])
     until(lambda: psutil.Process(ended.pid).status() == psutil.STATUS_ZOMBIE)
     done.process, done.in_step = ended.pid, True
@@ -321,7 +321,7 @@ def test_a_rank_that_is_done_is_not_named(shown, monkeypatch):
 
 
 def test_a_rank_that_has_not_begun_does_not_advance():
-    assert hangs._work_of(own_heartbeat()) == (0.0, "")
+    assert hangs._work_of(Heartbeats(1).ranks[0]) == (0.0, "")
 
 
 @pytest.mark.parametrize("name", ["build", "checkpoint", "report"])
