@@ -142,7 +142,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     with contextlib.ExitStack() as ending:
         try:
-            interrupts = ending.enter_context(Interrupts(partial(_ended, name)))
+            interrupts = ending.enter_context(Interrupts(partial(_last_words, name)))
         except RuntimeError as error:  # of a thread that cannot be started
             from dgl_mgpu.train.launch.typed_errors import processes_limit
 
@@ -180,7 +180,7 @@ def main(arguments: list[str] | None = None) -> int:
         # Python would end this process by SIGINT, at its end, if the interrupt came within code of
         # a string, which an import of dataclasses runs; unless more of such code is run.
         exec("")
-        print(_ended(name, signal.SIGINT), file=sys.stderr)
+        print(_last_words(name, signal.SIGINT), file=sys.stderr)
         return STATUS
 
 
@@ -188,7 +188,7 @@ def main(arguments: list[str] | None = None) -> int:
 _of_run: Callable[[], str] | None = None
 
 
-def _ended(command: str, signum: int) -> str:
+def _last_words(command: str, signum: int) -> str:
     how = "interrupted" if signum == signal.SIGINT else f"ended by {signal.Signals(signum).name}"
     return f"dgl-mgpu {command}: {how}{_of_run() if _of_run else ''}"
 
@@ -292,7 +292,7 @@ def _train(arguments: list[str]) -> int:
 
 
 def _predict(arguments: list[str]) -> int:
-    folder, out, device, ranks, hang_after = predictions_asked(arguments)
+    folder, out, device, ranks, hang_after = parse_predict(arguments)
     from dgl_mgpu.train.launch.launch import launch
     from dgl_mgpu.train.run import require_room
     from dgl_mgpu.utils.torchrun import under_torchrun
@@ -314,7 +314,7 @@ def _predict_on_rank(folder: str, out: Path, device: str) -> None:
         print(f"{written}: {out}", flush=True)
 
 
-def predictions_asked(arguments: list[str]) -> tuple[str, Path, str, int, float | None]:
+def parse_predict(arguments: list[str]) -> tuple[str, Path, str, int, float | None]:
     """Of which run predictions are asked for, where to write them, where to compute them, on how
     many ranks, and after how many seconds without an advance to end.
     """

@@ -33,7 +33,7 @@ from dgl_mgpu.dgl.registry import UNAVAILABLE
 from dgl_mgpu.dgl.unavailable import why_unavailable
 from dgl_mgpu.errors import DGLMGPUError
 from dgl_mgpu.graph.originals import originals
-from dgl_mgpu.train.launch.process_group import await_killed
+from dgl_mgpu.train.launch.process_group import wait_for_killed
 from dgl_mgpu.utils import timeouts
 from dgl_mgpu.utils.units import human_bytes
 
@@ -385,7 +385,7 @@ def _read_in_child(tensors: list[torch.Tensor]) -> list[bool]:
         if child.is_alive():
             child.kill()
             deadline = time.monotonic() + timeouts.END
-            await_killed(child, "doctor's other process", deadline)
+            wait_for_killed(child, "doctor's other process", deadline)
     if isinstance(answer, str):
         raise RuntimeError(f"in the other process: {answer}")
     return answer

@@ -104,7 +104,7 @@ class Communicator:
         for message in messages:
             if len(message.mine):
                 self._exchange(partial(_send, message, self._gpu_group if direct else None))
-        return [message.joined().to(device) for message in messages]
+        return [message.join().to(device) for message in messages]
 
     def broadcast_from_rank0(self, asked: str, step: Callable[[], T]) -> T:
         """Run ``step`` on the first rank and return its result, plain data, on every rank.
@@ -290,7 +290,7 @@ class _Sent:
         nbytes = tensor.numel() * tensor.element_size()
         self.mine[:nbytes].view(tensor.dtype).copy_(tensor.flatten())
 
-    def joined(self) -> torch.Tensor:
+    def join(self) -> torch.Tensor:
         """All ranks' rows."""
         parts = zip(self.every, self._lengths, strict=True)
         rows = torch.cat([part[: length * self._row_bytes] for part, length in parts])

@@ -53,7 +53,7 @@ def dumps(value: Any) -> bytes:
     this package; of these in any depth. Raises NotPlainError if it is, or holds, anything else.
     """
     buffers: list[memoryview] = []
-    tree = _encoded(value, buffers)
+    tree = _encode(value, buffers)
     head = json.dumps([tree, [buffer.nbytes for buffer in buffers]]).encode()
     return b"".join([_HEAD.pack(len(head)), head, *buffers])
 
@@ -75,7 +75,7 @@ def loads(data: bytes | memoryview) -> Any:
                 raise NotPlainError(f"a part of {length} bytes is not there")
             buffers.append(view[start : start + length])
             start += length
-        return _decoded(tree, buffers)
+        return _decode(tree, buffers)
     except NotPlainError:
         raise
     except (ArithmeticError, AttributeError, LookupError, RecursionError, RuntimeError, TypeError,
@@ -86,19 +86,19 @@ def loads(data: bytes | memoryview) -> Any:
 # --- what a value is written as: itself, a list of values, or {name of its form: content} -------
 
 
-def _encoded(value: Any, buffers: list[memoryview]) -> Any:
+def _encode(value: Any, buffers: list[memoryview]) -> Any:
     kind = type(value)
     if value is None or kind in (bool, int, float, str):
         return value
     if kind is list:
-        return [_encoded(entry, buffers) for entry in value]
+        return [_encode(entry, buffers) for entry in value]
     if kind in _CONTAINERS:
-        return {_CONTAINERS[kind]: [_encoded(entry, buffers) for entry in value]}
+        return {_CONTAINERS[kind]: [_encode(entry, buffers) for entry in value]}
     if kind in _DICTS:
-        items = [[_encoded(entry, buffers) for entry in item] for item in value.items()]
+        items = [[_encode(entry, buffers) for entry in item] for item in value.items()]
         return {_DICTS[kind]: items}
     if kind in _FORMS:
-        return {_FORMS[kind][0]: _encoded(_FORMS[kind][1](value), buffers)}
+        return {_FORMS[kind][0]: _encode(_FORMS[kind][1](value), buffers)}
     if kind is bytes:
         buffers.append(memoryview(value))
         return {"bytes": len(buffers) - 1}
@@ -115,23 +115,23 @@ def _encoded(value: Any, buffers: list[memoryview]) -> Any:
         return {"numpy dtype": value.str}
     if isinstance(value, PurePath):
         return {"path": str(value)}
-    return _encoded_object(value, buffers)
+    return _encode_object(value, buffers)
 
 
-def _encoded_object(value: Any, buffers: list[memoryview]) -> Any:
+def _encode_object(value: Any, buffers: list[memoryview]) -> Any:
     kind = type(value)
     name = [kind.__module__, kind.__qualname__]
     if _class(*name) is not kind:
         raise NotPlainError(f"{kind.__module__}.{kind.__qualname__} is no plain data")
     if kind in _registered:
-        return {"object": [name, _encoded(_registered[kind][0](value), buffers)]}
+        return {"object": [name, _encode(_registered[kind][0](value), buffers)]}
     if isinstance(value, enum.Enum):
         return {"enum": [name, value.name]}
     if isinstance(value, tuple) and hasattr(kind, "_fields"):
-        return {"record": [name, [_encoded(entry, buffers) for entry in value]]}
+        return {"record": [name, [_encode(entry, buffers) for entry in value]]}
     if dataclasses.is_dataclass(value):
         fields = [getattr(value, entry.name) for entry in dataclasses.fields(value)]
-        return {"record": [name, [_encoded(entry, buffers) for entry in fields]]}
+        return {"record": [name, [_encode(entry, buffers) for entry in fields]]}
     raise NotPlainError(f"{kind.__module__}.{kind.__qualname__} is no plain data")
 
 
@@ -146,14 +146,14 @@ def _class(module: str, name: str) -> type | None:
     return item if is_its_own else None
 
 
-def _decoded(tree: Any, buffers: Sequence[memoryview]) -> Any:
+def _decode(tree: Any, buffers: Sequence[memoryview]) -> Any:
     if isinstance(tree, list):
-        return [_decoded(entry, buffers) for entry in tree]
+        return [_decode(entry, buffers) for entry in tree]
     if not isinstance(tree, dict):
         return tree
     ((form, content),) = tree.items()
     if form in ("object", "enum", "record"):
-        return _decoded_object(form, content, buffers)
+        return _decode_object(form, content, buffers)
     if form == "bytes":
         return bytes(buffers[content])
     if form in ("array", "scalar"):
@@ -169,24 +169,24 @@ def _decoded(tree: Any, buffers: Sequence[memoryview]) -> Any:
             return torch.empty(shape, dtype=_DTYPES[dtype])
         return torch.frombuffer(bytearray(buffers[place]), dtype=_DTYPES[dtype]).reshape(shape)
     if form in _DICTS.values():
-        items = [(_decoded(key, buffers), _decoded(value, buffers)) for key, value in content]
+        items = [(_decode(key, buffers), _decode(value, buffers)) for key, value in content]
         return dict(items) if form == "dict" else OrderedDict(items)
-    return _BY_FORM[form](_decoded(content, buffers))
+    return _BY_FORM[form](_decode(content, buffers))
 
 
-def _decoded_object(form: str, content: Any, buffers: Sequence[memoryview]) -> Any:
+def _decode_object(form: str, content: Any, buffers: Sequence[memoryview]) -> Any:
     name, inside = content
     cls = _class(*name)
     if cls is None:
         raise NotPlainError(f"{'.'.join(name)} is not a class of {_PACKAGE} that is loaded")
     kind: Any = cls
     if form == "object":
-        return _registered[cls][1](_decoded(inside, buffers))
+        return _registered[cls][1](_decode(inside, buffers))
     if form == "enum":
         if not issubclass(kind, enum.Enum):
             raise NotPlainError(f"{kind.__qualname__} is no enumeration")
         return kind[inside]
-    values = [_decoded(entry, buffers) for entry in inside]
+    values = [_decode(entry, buffers) for entry in inside]
     if issubclass(kind, tuple) and hasattr(kind, "_fields"):
         return kind._make(values)
     if not dataclasses.is_dataclass(kind):

@@ -92,13 +92,13 @@ class NodeModel(nn.Module):
             return no_logits(self)
         dtype = next(self.parameters()).dtype
         given = inputs["feat"] if self.embedding is None else self.embedding(inputs[dgl.NID])
-        hidden = _of_each(lambda rows: rows.to(dtype), given)
+        hidden = _map_rows(lambda rows: rows.to(dtype), given)
         for layer, graph in enumerate(graphs):
             if layer > 0 or self._drop_input:
-                hidden = _of_each(self.dropout, hidden)
+                hidden = _map_rows(self.dropout, hidden)
             hidden = self.convolve(layer, graph, hidden, inputs)
             if layer < len(graphs) - 1:
-                hidden = _of_each(torch.relu, hidden)
+                hidden = _map_rows(torch.relu, hidden)
         return hidden
 
     def convolve(self, layer: int, graph: dgl.DGLGraph, hidden: Features, inputs: dict) -> Features:
@@ -322,7 +322,7 @@ def layer_widths(
     return [num_features, *[config.hidden] * (num_layers - 1), num_classes]
 
 
-def _of_each(function: Callable[[torch.Tensor], torch.Tensor], features: Features) -> Features:
+def _map_rows(function: Callable[[torch.Tensor], torch.Tensor], features: Features) -> Features:
     if isinstance(features, dict):
         return {ntype: function(rows) for ntype, rows in features.items()}
     return function(features)

@@ -65,7 +65,7 @@ class RelationEdges:
     target_cells: torch.Tensor
 
     @classmethod
-    def of(
+    def from_graph(
         cls, graph: dgl.DGLGraph, ntypes: Sequence[str], canonical_etypes: Sequence[CanonicalEtype]
     ) -> RelationEdges:
         """Those of a block, or of a graph whose nodes are sources and destinations alike."""
@@ -385,9 +385,13 @@ class RGAT(nn.Module):
         copy.
         """
         if isinstance(graphs, dgl.DGLGraph):
-            edges = [RelationEdges.of(graphs, self._ntypes, self._etypes)] * len(self.layers)
+            edges = [RelationEdges.from_graph(graphs, self._ntypes, self._etypes)] * len(
+                self.layers
+            )
         else:
-            edges = [RelationEdges.of(graph, self._ntypes, self._etypes) for graph in graphs]
+            edges = [
+                RelationEdges.from_graph(graph, self._ntypes, self._etypes) for graph in graphs
+            ]
         hidden = (
             torch.cat([rows[ntype] for ntype in self._ntypes])
             if isinstance(rows, Mapping)

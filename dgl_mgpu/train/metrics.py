@@ -210,14 +210,14 @@ def areas_of_all_ranks(
         own_targets.append(targets.to(device, torch.int8))
     own = torch.cat(own_scores), torch.cat(own_targets)
     total = torch.zeros(2, dtype=torch.float64, device=device)
-    for scores, targets in _of_all_ranks(*own):
+    for scores, targets in _gather_by_label(*own):
         areas_, has_area = areas(scores, targets)
         total += torch.stack([areas_.masked_fill(~has_area, 0).sum(), has_area.sum()])
     summed, count = total.tolist()
     return summed / count if count else 0.5
 
 
-def _of_all_ranks(
+def _gather_by_label(
     scores: torch.Tensor, targets: torch.Tensor
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """All ranks' nodes, some labels at a time."""

@@ -33,7 +33,7 @@ def locked(path: Path, busy: Callable[[str], None]) -> Iterator[str]:
     and ended without taking the file away, since it was killed; or "". Raises OSError.
     """
     while True:
-        descriptor = _opened(path)
+        descriptor = _open(path)
         try:
             while not _lock(descriptor, path):
                 busy(_text(descriptor) or "another process")
@@ -74,7 +74,7 @@ def killed_holder(path: Path) -> str:
         os.close(descriptor)
 
 
-def _opened(path: Path) -> int:
+def _open(path: Path) -> int:
     flags = os.O_NOFOLLOW | os.O_NONBLOCK  # what another user has put there may be a link or a pipe
     while True:
         try:

@@ -21,16 +21,16 @@ class _Lasting:
         return getattr(self._file, name)
 
     def write(self, text: str) -> int:
-        with self._told():
+        with self._dropping_after_error():
             self._file.write(text)
         return len(text)
 
     def flush(self) -> None:
-        with self._told():
+        with self._dropping_after_error():
             self._file.flush()
 
     @contextlib.contextmanager
-    def _told(self) -> Iterator[None]:
+    def _dropping_after_error(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:

@@ -57,7 +57,7 @@ def _check_dgl_mgpu(words: list[str], folder: Path) -> None:
         else:
             compose(rest)
     elif command == "predict":
-        cli.predictions_asked(rest)
+        cli.parse_predict(rest)
     elif command == "topology":
         assert not rest or rest[0] in (probe.__name__, measure.__name__) or preset(rest[0])
     else:

@@ -160,11 +160,15 @@ def test_ids_become_wide_where_they_must(monkeypatch):
     ours, theirs = pair(2)
     with tensor_backed_graphs():
         g = random_graph().int()
-        assert RelationEdges.of(g, g.ntypes, g.canonical_etypes).indices.dtype == torch.int32
+        assert (
+            RelationEdges.from_graph(g, g.ntypes, g.canonical_etypes).indices.dtype == torch.int32
+        )
         assert_same(ours, theirs, g, features())
         ours.zero_grad(), theirs.zero_grad()
         monkeypatch.setattr(hetero, "_MOST_INT32", 150 * len(ETYPES) + 1)
-        assert RelationEdges.of(g, g.ntypes, g.canonical_etypes).indices.dtype == torch.int64
+        assert (
+            RelationEdges.from_graph(g, g.ntypes, g.canonical_etypes).indices.dtype == torch.int64
+        )
         assert_same(ours, theirs, g, features())
         ours.zero_grad(), theirs.zero_grad()
         # Cells fit, entries of edges and heads do not.
@@ -179,7 +183,9 @@ def test_ids_become_wide_where_they_must(monkeypatch):
 
         spmm = hetero.add_spmm
         monkeypatch.setattr(hetero, "add_spmm", add_spmm)
-        assert RelationEdges.of(g, g.ntypes, g.canonical_etypes).indices.dtype == torch.int32
+        assert (
+            RelationEdges.from_graph(g, g.ntypes, g.canonical_etypes).indices.dtype == torch.int32
+        )
         assert_same(ours, theirs, g, features())
         assert set(seen) == {torch.int64}
 
@@ -201,7 +207,7 @@ def test_autocast_computes_in_half_precision():
     ours.zero_grad()
     with torch.autocast("cpu", torch.bfloat16):
         found = ours(g, rows)
-        edges = RelationEdges.of(g, g.ntypes, g.canonical_etypes)
+        edges = RelationEdges.from_graph(g, g.ntypes, g.canonical_etypes)
         layer = ours.layers[0](edges, torch.cat([rows[ntype] for ntype in g.ntypes]))
     assert found.dtype == layer.dtype == torch.bfloat16
     assert (found - expected).norm() < 0.03 * expected.norm()
@@ -254,4 +260,4 @@ def test_invalid_inputs():
         model(g, torch.zeros(148, WIDTH))
     _, _, blocks = NeighborSampler([3]).sample_blocks(g, {"paper": torch.empty(0).long()})
     with pytest.raises(InvalidInputError, match="leads to any node"):
-        RelationEdges.of(blocks[0], g.ntypes, g.canonical_etypes)
+        RelationEdges.from_graph(blocks[0], g.ntypes, g.canonical_etypes)

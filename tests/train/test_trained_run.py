@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 import dgl_mgpu
-from dgl_mgpu.cli import _predict_on_rank, main, predictions_asked
+from dgl_mgpu.cli import _predict_on_rank, main, parse_predict
 from dgl_mgpu.data import load, load_hetero
 from dgl_mgpu.data.links import hold_out
 from dgl_mgpu.errors import (
@@ -259,15 +259,15 @@ def _with_hardly_any_memory(*asked: Any) -> None:
 def test_a_runs_folder_may_be_named_after_an_option(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("lr=0.1").mkdir()
-    asked = predictions_asked(["lr=0.1", "out=all.npz"])
+    asked = parse_predict(["lr=0.1", "out=all.npz"])
     assert asked == ("lr=0.1", Path("all.npz"), "cpu", 1, 300.0)
     with pytest.raises(ConfigError, match=r"no option lr"):
-        predictions_asked(["run", "lr=0.2", "out=all.npz"])
+        parse_predict(["run", "lr=0.2", "out=all.npz"])
     for ranks in ("0", "-1", "two", ""):
         with pytest.raises(
             ConfigError, match=f"predict with ranks={ranks}: it is not a whole number"
         ):
-            predictions_asked(["run", "out=all.npz", f"ranks={ranks}"])
+            parse_predict(["run", "out=all.npz", f"ranks={ranks}"])
 
 
 def test_predictions_may_take_as_long_as_they_are_written(tmp_path, monkeypatch):
@@ -283,10 +283,10 @@ def test_predictions_may_take_as_long_as_they_are_written(tmp_path, monkeypatch)
 
 @pytest.mark.parametrize(("given", "seconds"), [("3600", 3600.0), ("null", None)])
 def test_predictions_may_take_longer_between_two_stages(given, seconds):
-    assert predictions_asked(["run", "out=all.npz", f"hang_after={given}"])[-1] == seconds
+    assert parse_predict(["run", "out=all.npz", f"hang_after={given}"])[-1] == seconds
 
 
 @pytest.mark.parametrize("given", ["0", "-1", "nan", "inf", "abc", ""])
 def test_predictions_refuse_what_is_no_number_of_seconds(given):
     with pytest.raises(ConfigError, match="it is not a number of seconds"):
-        predictions_asked(["run", "out=all.npz", f"hang_after={given}"])
+        parse_predict(["run", "out=all.npz", f"hang_after={given}"])

@@ -169,13 +169,13 @@ class FullGraphGCN(nn.Module):
                 passes = self._known.with_input_sums(passes, x)
             elif spares_sums:
                 with torch.no_grad():
-                    sums = passes.normalised_sums(0, passes.converted(x))
+                    sums = passes.normalised_sums(0, passes.convert(x))
                 passes = passes.with_input_sums(sums)
             if torch.is_grad_enabled():
                 out = Layers.apply(passes, x, *parameters)
             else:
                 out = passes.forward(x, parameters, None, None)
-            return _finished(out, right, bias)
+            return _finish(out, right, bias)
 
     def _spares_sums(self, x: torch.Tensor | HostRows) -> bool:
         """Whether sums of the input that stay until the backward pass are fewer than without.
@@ -251,7 +251,7 @@ def _check_options(
         )
 
 
-def _finished(
+def _finish(
     rows: torch.Tensor, right: torch.Tensor | None, bias: torch.Tensor | None
 ) -> torch.Tensor:
     """The output, from the last layer's sums.
@@ -315,7 +315,7 @@ class Known:
         if known() is not x or known_version != [version]:
             self._of_input, self._sums = (_nothing,), None
             with torch.no_grad():
-                sums = passes.normalised_sums(0, passes.converted(x))
+                sums = passes.normalised_sums(0, passes.convert(x))
                 self._sums = sums.kept() if isinstance(sums, HostRows) else sums
             self._of_input = weakref.ref(x), version
         assert self._sums is not None

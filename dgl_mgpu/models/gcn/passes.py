@@ -96,7 +96,7 @@ class Passes:
         sums: dict[int, Input] | None = None,
     ) -> torch.Tensor:
         """A layer's output, from its input."""
-        weight, bias = self._of_layer(number, parameters)
+        weight, bias = self._layer_parameters(number, parameters)
         if self.sums_first[number]:
             total = self.normalised_sums(number, rows)
             out = _product(total, weight, bias)
@@ -134,9 +134,9 @@ class Passes:
 
     def _first_input(self, x: Input) -> Input:
         """The input, converted unless its sums, which are, take its place."""
-        return x if self.input_sums is not None else self.converted(x)
+        return x if self.input_sums is not None else self.convert(x)
 
-    def converted(self, x: Input) -> Input:
+    def convert(self, x: Input) -> Input:
         """The input in the dtype of buffers; in the host's memory it stays as it is."""
         return x if isinstance(x, HostRows) else x.to(self.dtype)
 
@@ -144,7 +144,7 @@ class Passes:
         """What a layer's sums are multiplied with here."""
         return self.right if number + 1 < len(self.sums_first) else None
 
-    def _of_layer(
+    def _layer_parameters(
         self, number: int, parameters: Sequence[torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """A layer's weight, and its bias if there is one, in the dtype of buffers."""
@@ -171,7 +171,7 @@ class Passes:
         gradients: dict[int, torch.Tensor] = {}
         transposed = self.index.reverse()
         for number in reversed(range(num_layers)):
-            weight, bias = self._of_layer(number, parameters)
+            weight, bias = self._layer_parameters(number, parameters)
             right = self._right(number)
             if bias is not None:
                 gradients[num_layers + number] = gradient.sum(0, dtype=parameters[-1].dtype)

@@ -83,7 +83,7 @@ class Checkpoint:
                     _append(file, files)
             _sync_folder(folder)
             # A killed run leaves the part that it was writing.
-            for other in [*self._dropped(folder, keep, best), *folder.glob("epoch-*.partial")]:
+            for other in [*self._outdated(folder, keep, best), *folder.glob("epoch-*.partial")]:
                 other.unlink(missing_ok=True)
         except (OSError, RuntimeError) as error:
             # torch raises words of its own where the file did not take what it wrote.
@@ -93,7 +93,7 @@ class Checkpoint:
             ) from error
         return path
 
-    def _dropped(self, folder: Path, keep: int, best: int | None) -> list[Path]:
+    def _outdated(self, folder: Path, keep: int, best: int | None) -> list[Path]:
         paths = checkpoints(folder)
         so_far = [path for path in paths if _epoch(path) <= self.epoch]
         needed = so_far[-keep:]

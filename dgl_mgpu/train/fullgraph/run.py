@@ -63,7 +63,7 @@ class _Content:
     target: str | None
 
     @classmethod
-    def of(cls, dataset: Dataset | HeteroDataset | None) -> _Content:
+    def from_dataset(cls, dataset: Dataset | HeteroDataset | None) -> _Content:
         assert dataset is not None  # the first rank has it
         if isinstance(dataset, HeteroDataset):
             nodes = dict(dataset.num_nodes)
@@ -88,7 +88,7 @@ def make_trainer(config: Config, device: torch.device | None = None) -> FullGrap
         "load the data", lambda: load_dataset(config) if ranks.rank == 0 else None
     )
     content = ranks.broadcast_from_rank0(
-        "count features and classes", partial(_Content.of, dataset)
+        "count features and classes", partial(_Content.from_dataset, dataset)
     )
     whole = None if dataset is None else dataset.to_dgl()
     del dataset

@@ -42,7 +42,12 @@ from dgl_mgpu.train.launch.heartbeat import (
 )
 from dgl_mgpu.train.launch.peer_monitor import PeerMonitor
 from dgl_mgpu.train.launch.preemption import DeferredSignals, Stopped, blocked
-from dgl_mgpu.train.launch.process_group import await_killed, children_of, kill_group, remove_shared
+from dgl_mgpu.train.launch.process_group import (
+    children_of,
+    kill_group,
+    remove_shared,
+    wait_for_killed,
+)
 from dgl_mgpu.train.launch.typed_errors import (
     crash_reasons,
     is_of_processes,
@@ -263,7 +268,7 @@ class _Job:
         killed = [p for rank in self.ranks if rank.process.is_alive() for p in _kill(rank.process)]
         deadline = time.monotonic() + timeouts.END
         for number, rank in enumerate(self.ranks):
-            await_killed(rank.process, f"rank {number}", deadline)
+            wait_for_killed(rank.process, f"rank {number}", deadline)
         remove_shared(killed)
 
     def _receive(

@@ -35,7 +35,7 @@ def kill_group(leader: int) -> list[int]:
         os.killpg(leader, signal.SIGKILL)
 
 
-def await_killed(process: Any, name: str, deadline: float) -> None:
+def wait_for_killed(process: Any, name: str, deadline: float) -> None:
     """Wait until a killed process of multiprocessing has ended; at the deadline, warn and go on.
 
     ``deadline`` is `time.monotonic` of `timeouts.END` seconds after it was killed.

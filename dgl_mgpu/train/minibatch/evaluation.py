@@ -31,9 +31,9 @@ class AllNodes:
         Every rank calls it.  None if memory is too small for rows of all nodes.
         """
         logits = self._infer()
-        return None if logits is None else self._of_seeds(logits, batches)
+        return None if logits is None else self._seed_logits(logits, batches)
 
-    def _of_seeds(
+    def _seed_logits(
         self, logits: torch.Tensor, batches: SeedBatches
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         for seeds in batches:

@@ -42,7 +42,7 @@ class LinkTask(Task):
     seed: int  # Which ones, of edges that are held out
 
     @classmethod
-    def of_links(cls, config: Config, links: HeldOut) -> LinkTask:
+    def from_links(cls, config: Config, links: HeldOut) -> LinkTask:
         """To learn the edges that are left of a data set."""
         rest = links.dataset
         next_edge, longest_ring = rings_of_edges(rest)
@@ -63,8 +63,8 @@ class LinkTask(Task):
             seed=config.trainer.seed,
         )
 
-    def prefetched(self, inputs: tuple[str, ...]) -> dict[str, Any]:
-        return {"prefetch_node_feats": super().prefetched(inputs)["prefetch_node_feats"]}
+    def prefetch_options(self, inputs: tuple[str, ...]) -> dict[str, Any]:
+        return {"prefetch_node_feats": super().prefetch_options(inputs)["prefetch_node_feats"]}
 
     def objective(self, graph: StoreGraph) -> Objective:
         return LinkPrediction()

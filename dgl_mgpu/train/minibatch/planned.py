@@ -72,7 +72,7 @@ def plan_for(config: Config) -> Planned:
                 "(store.plan)",
             )
         dataset, hotness = _drawn(config, known)
-        task = Task.of(config, dataset)
+        task = Task.from_dataset(config, dataset)
     tables, hotness = sources_of(
         dataset, options, config.trainer.seed, task.embeddings, hotness=hotness
     )

@@ -72,21 +72,21 @@ def load(config: Config) -> tuple[Dataset | HeteroDataset, Task]:
     """The data set, with the features and self-loops that its model wants, and the task.
 
     For link prediction without the edges that are held out. Raises DGLMGPUError, as
-    :func:`dgl_mgpu.train.run.load_dataset`, :meth:`Task.of` and
+    :func:`dgl_mgpu.train.run.load_dataset`, :meth:`Task.from_dataset` and
     :func:`dgl_mgpu.data.links.hold_out`.
     """
     dataset = load_dataset(config)
     if isinstance(dataset, HeteroDataset):
-        return dataset, Task.of(config, dataset)
+        return dataset, Task.from_dataset(config, dataset)
     if config.task == "link_prediction":
         held_out = hold_out(dataset, config.links.valid, config.links.test, config.trainer.seed)
         # Mini-batches start from all nodes, which the store may count reads by.
         dataset = dataclasses.replace(
             held_out.dataset, train=np.arange(dataset.num_nodes), checked=True
         )
-        task: Task = LinkTask.of_links(config, held_out)
+        task: Task = LinkTask.from_links(config, held_out)
     else:
-        task = Task.of(config, dataset)
+        task = Task.from_dataset(config, dataset)
     if config.model.name == "gcn":
         degrees = {INV_SQRT_DEGREES: _inv_sqrt_degrees(dataset)}
         features = {**dataset.node_features, **degrees}
@@ -145,7 +145,7 @@ def _split(
         ntype=task.target,
     )
     fanouts = list(sampler.fanouts if training else sampler.evaluated_fanouts())
-    blocks = _make_sampler(config, fanouts, task.prefetched(model.inputs))
+    blocks = _make_sampler(config, fanouts, task.prefetch_options(model.inputs))
     all_nodes = None
     classifies = not training and config.task == "node_classification"
     if classifies and isinstance(model, NodeModel) and sampler.evaluates_all_neighbors():

@@ -58,7 +58,7 @@ class SeedBatches(IterableDataset):
         # The epoch and its first batch; in shared memory: workers that live on see the next too.
         self._at = torch.zeros(2, dtype=torch.int64).share_memory_()
 
-    def of_all(self, seeds: torch.Tensor) -> SeedBatches:
+    def in_order(self, seeds: torch.Tensor) -> SeedBatches:
         """Batches of this size of other seeds, in their order, which ranks take in turn."""
         ranks = {"rank": self._rank, "num_ranks": self.num_ranks}
         return SeedBatches(seeds, self.batch_size, shuffle=False, ntype=self.ntype, **ranks)

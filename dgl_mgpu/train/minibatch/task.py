@@ -87,7 +87,7 @@ class Task:
     learned: tuple[str, ...] = ()  # types without features, whose nodes learn a row each
 
     @classmethod
-    def of(cls, config: Config, dataset: Dataset | HeteroDataset) -> Task:
+    def from_dataset(cls, config: Config, dataset: Dataset | HeteroDataset) -> Task:
         """What is to be learned from a data set.
 
         Raises ConfigError if fanouts by edge type are not for the graph's types.
@@ -117,7 +117,7 @@ class Task:
         """Width of the learned rows that a store keeps, by node type and name."""
         return {ntype: {LEARNED: self.width} for ntype in self.learned}
 
-    def prefetched(self, inputs: tuple[str, ...]) -> dict[str, Any]:
+    def prefetch_options(self, inputs: tuple[str, ...]) -> dict[str, Any]:
         """What a sampler fetches, by the names of its parameters.
 
         ``inputs`` are the node features that a model wants in a graph of one type.

@@ -287,7 +287,7 @@ class MiniBatchTrainer(Trainer):
                 return inference(self.model, graph, device=self._device).float()
         nodes = torch.arange(graph.num_nodes(split.batches.ntype), dtype=graph.idtype)
         graph.set_epoch(0)
-        seeds = split.batches.of_all(nodes)
+        seeds = split.batches.in_order(nodes)
         with _starting_workers():
             batches = iter(self._make_loader(replace(split, batches=seeds)))
         rows = (self._evaluated_outputs(batch).float() for batch in batches)
