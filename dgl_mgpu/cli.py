@@ -164,7 +164,7 @@ def main(arguments: list[str] | None = None) -> int:
         except KeyboardInterrupt:
             pass
         except Stopped as stopped:
-            if name != "train":  # which has told of it
+            if name != "train":  # which has reported it
                 print(f"dgl-mgpu {name}: stopped by {stopped.by}", file=sys.stderr)
             raise
         except Exception as error:
@@ -258,7 +258,7 @@ def _train(arguments: list[str]) -> int:
                 from dgl_mgpu.train.minibatch.run import train
             from dgl_mgpu.train.checkpoint.checkpoint import LastCheckpoint
 
-            # The others' folders are not the run's, and the first one tells.
+            # Only the first rank's folder is the run's.
             if not (under_torchrun() and int(os.environ["RANK"])):
                 _of_run = LastCheckpoint(folder, config.trainer.resume).advice
             train(config, folder)

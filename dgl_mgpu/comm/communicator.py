@@ -1,4 +1,4 @@
-"""How ranks tell each other where their segments are, and send each other tensors."""
+"""Collectives of ranks: plain data, tensors, and steps that succeed or fail on all of them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _UNSIGNED = (
 )
 
 # How long GPUs wait for each other's tensors, which all ranks were about to send; then NCCL ends
-# the process, which cannot be told of it in any other way.
+# the process, which cannot be notified in any other way.
 _NCCL_TIMEOUT = timedelta(seconds=30)
 
 
@@ -305,7 +305,7 @@ def rank_failed(asked: str, rank: int, reason: str) -> RankFailedError:
 
 
 def error_text(error: Exception) -> str:
-    """An error as the other ranks hear of it."""
+    """An error as it is sent to the other ranks."""
     return f"{type(error).__name__}: {error}"
 
 

@@ -1,4 +1,4 @@
-"""Plain data as bytes, for what processes tell each other over connections.
+"""Plain data as bytes, for messages between processes.
 
 Reading bytes runs no code, whoever wrote them: there are numbers, strings, containers, arrays,
 and this package's own data classes, whose fields are filled in without a call of theirs.  Pickle,

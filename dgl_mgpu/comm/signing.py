@@ -1,4 +1,4 @@
-"""What ranks tell each other over a gloo group: plain data, signed.
+"""Signed messages of plain data between the ranks of a gloo group.
 
 Each message is signed (HMAC, RFC 2104, with SHA-256) by a key that only the ranks have, with the
 sender's number and the message's: nobody else can write, alter, repeat or reorder one unnoticed.

@@ -69,7 +69,7 @@ def _sent_by(source: int, own: dict[str, Any], everyone: Communicator) -> dict[s
 
 
 def take_state(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
-    """Give an optimizer the whole state that another had, and let it go on in its own way.
+    """Give an optimizer the whole state that another had, and keep its own options.
 
     The other may have been fused, as on a GPU, or shared by ranks, where this one is not.
     """

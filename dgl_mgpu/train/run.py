@@ -251,7 +251,7 @@ def seeded_model(
     """The configured model, the same on every rank, and its optimizer.
 
     ``build_model`` gets the model's configuration and the numbers of features, classes and layers.
-    Ranks go on with random numbers of their own, for dropout.
+    Afterwards ranks draw random numbers of their own, for dropout.
     """
     trainer = config.trainer
     torch.manual_seed(trainer.seed)
@@ -277,7 +277,7 @@ def _require_one_configuration(ranks: Communicator, config: Config) -> None:
 
 
 def _checkpoint(config: Config) -> Checkpoint | None:
-    """The checkpoint to go on from, if any."""
+    """The checkpoint to resume from, if any."""
     if config.trainer.resume is None:
         return None
     checkpoint = Checkpoint.load(Path(config.trainer.resume))

@@ -1,4 +1,4 @@
-"""What a run has trained, to be used."""
+"""The trained model of a run, for predictions."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def load_run(
 
 
 def write_predictions(folder: str | os.PathLike[str], out: Path, device: str = "cpu") -> str:
-    """Write what a run's model gives for all nodes; return what that is, in words.
+    """Write what a run's model gives for all nodes; return a description of it.
 
     In a job of several ranks, all of them call it, and the first one writes.  ``out``, which may
     take the place of a file, is a NumPy archive: ``classes``, int64, and ``logits``, float32, with
@@ -162,7 +162,7 @@ def write_predictions(folder: str | os.PathLike[str], out: Path, device: str = "
     run = load_run(folder, device)
     is_first = Communicator.of_all_machines().rank == 0
     try:
-        # What cannot be written is told before it is computed.
+        # Raises before predictions are computed that cannot be written.
         with atomic_write(out) if is_first else contextlib.nullcontext() as file:
             rows = run.predict()
             predictions = run._trainer.criterion.predictions(rows)

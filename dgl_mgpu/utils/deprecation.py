@@ -1,4 +1,4 @@
-"""Old names that go on working for one minor version, with a warning that names the new one."""
+"""Old names that work for one more minor version, with a warning that names the new one."""
 
 from __future__ import annotations
 

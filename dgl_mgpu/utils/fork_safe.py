@@ -1,4 +1,4 @@
-"""Locks that are free in a child: of all threads only the one that forks goes on there."""
+"""Locks that are free in a child: there only the thread that forks continues."""
 
 from __future__ import annotations
 

@@ -30,10 +30,7 @@ _ECHO_SECONDS = 0.3
 
 
 class Stopped(SystemExit):
-    """Ends a process that was told to stop and has done so, with the exit status this has.
-
-    ``signum``: the signal that told it.
-    """
+    """Ends a process that stopped because of a signal, with the exit status of that."""
 
     def __init__(self, signum: int = signal.SIGTERM) -> None:
         super().__init__(128 + signum)
@@ -81,7 +78,7 @@ class StopSignals:
 
 
 def _leave_lost_terminal() -> None:
-    """Write no more to a terminal that was closed, where writing fails: the run goes on a while."""
+    """Write no more to a terminal that was closed, where writing fails: the run still continues."""
     for descriptor in (1, 2):
         poll = select.poll()
         poll.register(descriptor, 0)
@@ -174,7 +171,7 @@ def _pass(signum: int, frame: FrameType | None) -> None:
 
 
 def _after_fork() -> None:
-    # A DataLoader's worker, to which a terminal sends Ctrl-C as well, is not to tell of its own.
+    # A DataLoader's worker, to which a terminal sends Ctrl-C as well, has nothing to report.
     if threading.current_thread() is threading.main_thread():
         signal.set_wakeup_fd(-1)
 

@@ -37,7 +37,7 @@ class _Lasting:
             drop(self._file)
             warnings.warn(
                 f"what this run shows goes nowhere from here on: stdout takes no more ({error}). "
-                "The run goes on, and its folder has the metrics.",
+                "The run continues, and its folder has the metrics.",
                 stacklevel=4,
             )
 

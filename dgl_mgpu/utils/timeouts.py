@@ -8,7 +8,7 @@ from __future__ import annotations
 
 #: For all ranks to join a job, and in it for each exchange of tensors.
 JOIN = 600.0
-#: For ranks that were told to stop to do so by themselves.
+#: For ranks to stop by themselves once they were asked to.
 STOP = 25.0
 #: For other ranks' reports after a cause of failure, and for the cause after reports of its
 #: consequences: a killed rank has closed its connections before it has ended, and a GPU's memory

@@ -1,4 +1,4 @@
-"""What torchrun tells the processes that it starts."""
+"""Processes that torchrun has started."""
 
 from __future__ import annotations
 

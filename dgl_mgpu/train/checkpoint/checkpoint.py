@@ -86,7 +86,7 @@ class Checkpoint:
             for other in [*self._outdated(folder, keep, best), *folder.glob("epoch-*.partial")]:
                 other.unlink(missing_ok=True)
         except (OSError, RuntimeError) as error:
-            # torch raises words of its own where the file did not take what it wrote.
+            # torch raises an error of its own where the file did not take what it wrote.
             cause = error.__context__ if isinstance(error.__context__, OSError) else error
             raise CheckpointError(
                 f"write checkpoint {path}", str(cause), "free space there, or choose another folder"
@@ -143,7 +143,7 @@ class Checkpoint:
             raise CheckpointError(
                 asked, f"it is not a checkpoint of format {_FORMAT} of this package", _OTHER
             )
-        # Runs of before any step was captured unless told so lack it, and captured none.
+        # Checkpoints of earlier versions, which captured no steps by default, lack it.
         content = {"captured": "[]", **content}
         missing = [name for name in _FIELDS if name not in content]
         if missing:
@@ -263,7 +263,7 @@ class LastCheckpoint:
         return written[-1] if written else None
 
     def advice(self) -> str:
-        """The end of a sentence: which it is, and how to go on from there."""
+        """The end of a sentence: which it is, and how to resume from it."""
         if self.path is not None:
             last = _from_here(self.path)
             go_on = f"trainer.resume={_from_here(self._folder.parent)} goes on from there"

@@ -1,4 +1,4 @@
-"""Ends a job in which nothing advances, and says which rank the others wait for.
+"""Ends a job in which nothing advances, and names the rank that the others wait for.
 
 Every rank shows in shared memory which stage it is in and how often it has changed that
 (`Heartbeat`).  A rank that waits for another looks like one that hangs: stacks, which
@@ -212,7 +212,7 @@ class _Watched:
 def stacks_of(process: int, heartbeat: Heartbeat) -> str:
     """The stacks of a process's threads, of a rank or one that it has forked; "" if it is silent.
 
-    One that is stopped goes on for that.
+    One that is stopped is continued for that.
     """
     if not heartbeat.stacks:  # the signal would end it
         return ""

@@ -63,7 +63,7 @@ from dgl_mgpu.utils.torchrun import under_torchrun
 log = logging.getLogger(__name__)
 
 # How often ranks are looked at.  DataLoader workers have open what their rank had: while they live,
-# neither its pipe nor its connections to other ranks tell of its end.
+# neither its pipe nor its connections to other ranks show its end.
 _LOOK_SECONDS = 1.0
 _PR_SET_PDEATHSIG = 1
 # Under torchrun all ranks look for one that hangs, the second so much later than the first; those
@@ -436,7 +436,7 @@ def _join_job(
     rank: int, num_ranks: int, meeting_point: str, hang_after: float | None = None
 ) -> None:
     backend = "gloo"
-    # Who waits for a rank that hangs ends by the monitor's word, which names that one.
+    # A rank that waits for one that hangs is ended by the monitor, which names that one.
     limit = max(timeouts.JOIN, 2 * (hang_after or 0.0))
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", rank)) % torch.cuda.device_count())

@@ -103,10 +103,10 @@ class PeerMonitor:
             while open_peers.get_map():
                 for key, _ in open_peers.select():
                     open_peers.unregister(key.fileobj)
-                    self._hear(key.fileobj)
+                    self._receive(key.fileobj)
 
-    def _hear(self, peer: Any) -> None:
-        """The first thing a rank has to say: what follows, its goodbye say, tells no more."""
+    def _receive(self, peer: Any) -> None:
+        """Receive the first message of a rank; what follows, such as its goodbye, adds nothing."""
         rank = self._peers[peer]
         try:
             with peer.makefile("rb") as lines:
@@ -115,14 +115,14 @@ class PeerMonitor:
             line = b""
         except OSError as error:
             lost = "its machine, or the way to it, is lost"
-            self._tell(rank, f"is silent ({error.strerror}): {lost}")
+            self._report_loss(rank, f"is silent ({error.strerror}): {lost}")
             return
         if line == _GOODBYE:
             return
         if line.endswith(b"\n") or len(line) == _MAX_LINE_BYTES:
             failure = _failure_of(line)
             if failure is None:
-                self._tell(rank, f"reports what is no error: {line[:_QUOTED_BYTES]!r}")
+                self._report_loss(rank, f"reports what is no error: {line[:_QUOTED_BYTES]!r}")
                 return
             self._pass_on(failure, rank)
             self._on_loss(failure)
@@ -131,9 +131,9 @@ class PeerMonitor:
             # Who exchanges tensors with it over TCP raises of it now; over NCCL, waits for ever.
             time.sleep(_OWN_WORD_SECONDS)
         if not self._is_closed:
-            self._tell(rank, "has ended before its work was done")
+            self._report_loss(rank, "has ended before its work was done")
 
-    def _tell(self, rank: int, found: str) -> None:
+    def _report_loss(self, rank: int, found: str) -> None:
         loss = RankFailedError(
             "train with ranks on other machines",
             f"rank {rank} {found}",
@@ -147,7 +147,7 @@ class PeerMonitor:
         self._send(error, self._peers)
 
     def _pass_on(self, error: RankFailedError, source: int) -> None:
-        """What the first rank has heard, or found, of another one is told to the others."""
+        """Send what the first rank has found of another one, or received from it, to the others."""
         if self._is_first:
             self._send(error, [peer for peer, rank in self._peers.items() if rank != source])
 
@@ -201,8 +201,8 @@ def connect(address: str, port: int, key: bytes, rank: int) -> socket.socket:
 def accept(listener: socket.socket, key: bytes, count: int) -> dict[socket.socket, int]:
     """Connections of ``count`` ranks that know the key, and their numbers.
 
-    The listener is closed. All who connect are heard at once: one that says nothing keeps no other
-    waiting. Raises RankFailedError if they do not all come within 30 s.
+    The listener is closed.  Callers are served side by side: one that sends nothing keeps no other
+    waiting.  Raises RankFailedError if they do not all come within 30 s.
     """
     deadline = time.monotonic() + _CONNECT_SECONDS
     with listener, _Callers(listener, key) as callers:
@@ -213,7 +213,7 @@ def accept(listener: socket.socket, key: bytes, count: int) -> dict[socket.socke
                     f"{len(callers.known)} came within {_CONNECT_SECONDS:g} s",
                     _FIX,
                 )
-            callers.hear(count + _MOST_STRANGERS)
+            callers.serve(count + _MOST_STRANGERS)
         return callers.known
 
 
@@ -251,13 +251,13 @@ class _Callers:
             self._turn_away(peer)
         self._ready.close()
 
-    def hear(self, most: int) -> None:
+    def serve(self, most: int) -> None:
         """Take what has come for a moment; turn away who is late, or the first of too many."""
         for key, _ in self._ready.select(_LOOK_SECONDS):
             if key.fileobj is self._listener:
                 self._ask()
             elif key.fileobj in self._asked:
-                self._hear(key.fileobj)
+                self._receive(key.fileobj)
         now = time.monotonic()
         late = [peer for peer, caller in self._asked.items() if now > caller.until]
         for peer in late or list(self._asked)[: max(0, len(self._asked) - most)]:
@@ -275,7 +275,7 @@ class _Callers:
         with contextlib.suppress(OSError):  # the next look finds that it is gone
             peer.send(nonce)
 
-    def _hear(self, peer: Any) -> None:
+    def _receive(self, peer: Any) -> None:
         caller, part = self._asked[peer], b""
         with contextlib.suppress(OSError):
             part = peer.recv(_HELLO.size - len(caller.hello))

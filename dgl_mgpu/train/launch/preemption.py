@@ -48,7 +48,7 @@ class PreemptionHandler:
             raise KeyboardInterrupt
 
     @property
-    def _heard(self) -> bool:
+    def _is_asked_to_stop(self) -> bool:
         return self._signals.first is not None
 
     def after_step(self) -> bool:
@@ -57,18 +57,18 @@ class PreemptionHandler:
         The answer is what was known at the step before: nobody waits for other ranks.
         """
         if self._ranks.size == 1:
-            return self._heard
+            return self._is_asked_to_stop
         pending, self._pending = self._pending, self._count()
         return pending is not None and _answer(*pending)
 
     def after_epoch(self) -> bool:
         """Whether to stop after this epoch; here all wait for each other."""
         self._pending = None
-        return self._heard if self._ranks.size == 1 else _answer(*self._count())
+        return self._is_asked_to_stop if self._ranks.size == 1 else _answer(*self._count())
 
     def _count(self) -> tuple[torch.Tensor, dist.Work]:
-        """How many ranks have heard a signal, once all have said so."""
-        count = torch.tensor(int(self._heard))
+        """How many ranks have received a signal, once all have answered."""
+        count = torch.tensor(int(self._is_asked_to_stop))
         return count, dist.all_reduce(count, async_op=True)
 
 
@@ -111,7 +111,7 @@ class DeferredSignals:
             self._restoring.close()
 
     def check(self) -> None:
-        """Raise what was heard since, each once.
+        """Raise for the signals since the last check, for each once.
 
         That is Stopped, or of Ctrl-C while ranks stop KeyboardInterrupt.  A repeated SIGTERM is to
         interrupt nothing: ranks stop, and then are cleared away.

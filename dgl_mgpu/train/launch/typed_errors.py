@@ -84,7 +84,7 @@ def is_of_processes(error: BaseException) -> bool:
 
 
 def warn_of_time() -> None:
-    """Warn of a limit of processor time, at which the system ends a process without a word."""
+    """Warn of a limit of processor time, at which the system ends a process silently."""
     seconds = _soft(resource.RLIMIT_CPU)
     if seconds is not None:
         log.warning(

@@ -22,13 +22,14 @@ class SeedBatches(IterableDataset):
 
     An epoch is one sequence of batches, drawn from the seed and the epoch alone; rank ``r`` of
     ``n`` takes batches ``r``, ``r + n``, …, and its workers take those in turn. An epoch that was
-    begun by another number of ranks can go on at any batch. ``seeds`` (Tensor, int32 or int64,
-    shape (n,)): distinct nodes, or edges. ``shuffle``: whether epochs visit them in random order.
-    ``seed``: where that order comes from. ``ntype``: their type in a heterogeneous graph, where
-    batches are dicts. Raises InvalidInputError if there are none.
+    begun by another number of ranks can continue at any batch.
+
+    ``seeds``, int32 or int64 of shape (n,), are distinct nodes, or edges.  With ``shuffle``, epochs
+    visit them in an order drawn from ``seed``.  In a heterogeneous graph they have the type
+    ``ntype``, and batches are dicts.
     """
 
-    #: For `dgl_mgpu.sampling.prefetch_safety`: batches depend on nothing that goes on meanwhile.
+    #: For `dgl_mgpu.sampling.prefetch_safety`: batches depend on nothing else that changes.
     prefetch_safe = True
 
     def __init__(
@@ -111,10 +112,10 @@ class SeedBatches(IterableDataset):
 
 
 class RandomWalkSampler(BlockSampler):
-    """Blocks of important neighbours (Ying et al., 2018; XGNN, section 6.1).
+    """PinSAGE's blocks: neighbours are the nodes that random walks visit most.
 
-    ``num_neighbors``: neighbours of a node in each layer. ``num_walks``: walks from each node.
-    ``walk_length``: steps of a walk. ``**prefetch``: as in ``dgl.dataloading.BlockSampler``.
+    In each layer ``num_walks`` walks of ``walk_length`` steps from a node give ``num_neighbors``
+    neighbours (Ying et al., 2018; XGNN, section 6.1).
     """
 
     #: For `dgl_mgpu.sampling.prefetch_safety`: samples depend on attributes and the graph alone.
