@@ -252,11 +252,8 @@ def _train(arguments: list[str]) -> int:
             from dgl_mgpu.config.schema import to_config
 
             config = to_config(raw)
-            if config.mode == "fullgraph":
-                from dgl_mgpu.train.fullgraph.run import train
-            else:
-                from dgl_mgpu.train.minibatch.run import train
             from dgl_mgpu.train.checkpoint.checkpoint import LastCheckpoint
+            from dgl_mgpu.train.run import train
 
             # Only the first rank's folder is the run's.
             if not (under_torchrun() and int(os.environ["RANK"])):

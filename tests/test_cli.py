@@ -298,7 +298,7 @@ def test_what_a_run_raises_comes_out_as_it_is(tmp_path, monkeypatch):
     def fail(config, folder):
         raise ValueError("of the run")
 
-    monkeypatch.setattr("dgl_mgpu.train.minibatch.run.train", fail)
+    monkeypatch.setattr("dgl_mgpu.train.run.train", fail)
     with pytest.raises(ValueError, match=r"^of the run$"):
         main(["train", f"hydra.run.dir={tmp_path}"])
 
@@ -352,7 +352,7 @@ def test_help_names_the_commands(capsys):
 
 def test_a_new_run_leaves_another_ones_folder_as_it_is(tmp_path, monkeypatch, capsys):
     ran = []
-    monkeypatch.setattr("dgl_mgpu.train.minibatch.run.train", lambda *of_run: ran.append(of_run))
+    monkeypatch.setattr("dgl_mgpu.train.run.train", lambda *of_run: ran.append(of_run))
     folder = tmp_path / "graphsage"
     first = ["train", f"hydra.run.dir={tmp_path}/${{model.name}}", "trainer.ranks=2"]
     assert main(first) == 0
@@ -395,7 +395,7 @@ def test_new_runs_leave_the_folder_of_others_as_it_is(tmp_path, monkeypatch, cap
         with MetricsLog(folder, tensorboard=False) as log:
             log.append(EpochReport(1, 1, 1, 1.0, 1.0, None, None, seconds, (), 1))
 
-    monkeypatch.setattr("dgl_mgpu.train.minibatch.run.train", train)
+    monkeypatch.setattr("dgl_mgpu.train.run.train", train)
     several = ["train", "--multirun", f"hydra.sweep.dir={tmp_path / 'sweep'}"]
     assert main([*several, "trainer.lr=0.1,0.2"]) == 0
     before = files_of(tmp_path)
@@ -423,7 +423,7 @@ def test_a_run_that_has_written_nothing_leaves_no_folder(tmp_path, monkeypatch, 
             (folder / "metrics.jsonl").touch()
         raise error("of the run")
 
-    monkeypatch.setattr("dgl_mgpu.train.minibatch.run.train", fail)
+    monkeypatch.setattr("dgl_mgpu.train.run.train", fail)
     monkeypatch.chdir(tmp_path)
     with contextlib.suppress(ValueError):  # our own errors and Ctrl-C are told in a line
         main(["train", *(["--multirun", "hydra.sweep.dir=outputs/all"] if sweep else [])])
@@ -447,7 +447,7 @@ def test_a_run_that_has_written_nothing_leaves_what_was_in_its_folder(tmp_path, 
     def fail(config, folder):
         raise ValueError("of the run")
 
-    monkeypatch.setattr("dgl_mgpu.train.minibatch.run.train", fail)
+    monkeypatch.setattr("dgl_mgpu.train.run.train", fail)
     file = tmp_path / "run" / mine
     file.parent.mkdir(parents=True)
     file.write_text("mine")
@@ -462,7 +462,7 @@ def test_of_torchruns_ranks_the_first_makes_a_folder(tmp_path, monkeypatch, give
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job")
     runs = []
-    monkeypatch.setattr("dgl_mgpu.train.minibatch.run.train", lambda *of_run: runs.append(of_run))
+    monkeypatch.setattr("dgl_mgpu.train.run.train", lambda *of_run: runs.append(of_run))
     arguments = ["train", "trainer.epochs=7", *given]
     monkeypatch.setenv("RANK", "1")
     assert main(arguments) == 0
@@ -477,7 +477,7 @@ def test_of_torchruns_ranks_the_first_makes_a_folder(tmp_path, monkeypatch, give
 def test_no_run_to_resume_is_none(tmp_path, monkeypatch):
     """Also where the current folder is a run's."""
     ran = []
-    monkeypatch.setattr("dgl_mgpu.train.minibatch.run.train", lambda *of_run: ran.append(of_run))
+    monkeypatch.setattr("dgl_mgpu.train.run.train", lambda *of_run: ran.append(of_run))
     monkeypatch.chdir(tmp_path)
     assert main(["train", f"hydra.run.dir={tmp_path}", "trainer.lr=0.125"]) == 0
     assert main(["train", f"hydra.run.dir={tmp_path}/other", "trainer.resume=null"]) == 0

@@ -9,25 +9,13 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 import torch
-from torch import nn
 
 from dgl_mgpu.comm.communicator import Communicator
-from dgl_mgpu.config.schema import Config, ModelConfig, flat
+from dgl_mgpu.config.schema import Config, flat
 from dgl_mgpu.config.sections import TrainerConfig
-from dgl_mgpu.data import (
-    HETEROGENEOUS,
-    Dataset,
-    HeteroDataset,
-    check_options,
-    load,
-    load_hetero,
-    require_labelled_split,
-    without_inputs,
-)
-from dgl_mgpu.data.hetero import with_self_loops
+from dgl_mgpu.data import check_options
 from dgl_mgpu.errors import ConfigError, RankFailedError, WorkerFailedError
 from dgl_mgpu.report import best_epoch
 from dgl_mgpu.report.metrics import METRICS_FILE, read_metrics
@@ -41,7 +29,6 @@ from dgl_mgpu.train.checkpoint.checkpoint import (
 from dgl_mgpu.train.launch.launch import launch
 from dgl_mgpu.train.launch.preemption import PreemptionHandler
 from dgl_mgpu.train.launch.typed_errors import typed_memory, warn_of_time
-from dgl_mgpu.train.optimizer import make_optimizer
 from dgl_mgpu.train.report import RunReport
 from dgl_mgpu.train.trainer import Trainer
 from dgl_mgpu.utils.stages import stage
@@ -49,18 +36,12 @@ from dgl_mgpu.utils.torchrun import under_torchrun
 
 log = logging.getLogger(__name__)
 
-Model = TypeVar("Model", bound=nn.Module)
 # Ranks that are started wherever they are asked for, and for each core beyond.
 _RANKS_ANYWHERE, _RANKS_PER_CORE = 16, 4
 # What may differ between the machines of a run.
 _OF_A_MACHINE = {
     "data.root", "sampler.num_workers", "store.disk_path", "topology", "trainer.resume",
 }  # fmt: skip
-
-
-def ranks_of_this_machine(config: Config) -> int:
-    """How many of the job's ranks are on this machine."""
-    return int(os.environ["LOCAL_WORLD_SIZE"]) if under_torchrun() else config.trainer.ranks
 
 
 def check_start(config: Config) -> None:
@@ -101,13 +82,30 @@ def require_room(num_ranks: int, command: str = "train") -> None:
         )
 
 
-def run(make_trainer: Callable[[Config], Trainer], config: Config, folder: Path) -> None:
-    """Train on ``trainer.ranks`` ranks; metrics, curves and checkpoints go to ``folder``.
+def train(config: Config, folder: Path) -> None:
+    """Train as configured; metrics, curves and checkpoints go to ``folder``.
 
-    When a rank is lost, or one of its workers, all are started again ``trainer.max_restarts`` times
-    at most, and continue from the run's last checkpoint.  ``make_trainer`` makes a rank's trainer;
-    it is collective, and a module's function, which other processes import.  Raises Stopped after
-    SIGTERM, SIGHUP or Ctrl-C; the checkpoint says where.
+    Raises typed errors, before work starts where that can be known, and Stopped after SIGTERM,
+    SIGHUP or Ctrl-C; the checkpoint says where.
+    """
+    check_start(config)
+    if config.mode == "fullgraph":
+        from dgl_mgpu.train.fullgraph.run import check_machine, make_trainer
+    else:
+        from dgl_mgpu.train.minibatch.run import (  # type: ignore[assignment]
+            check_machine,
+            make_trainer,
+        )
+    check_machine(config)
+    run(make_trainer, config, folder)
+
+
+def run(make_trainer: Callable[[Config], Trainer], config: Config, folder: Path) -> None:
+    """Train on ``trainer.ranks`` ranks what ``make_trainer`` makes on each; collective.
+
+    It is a module's function, which other processes import.  When a rank is lost, or one of its
+    workers, all are started again ``trainer.max_restarts`` times at most, and continue from the
+    run's last checkpoint.
     """
     warn_of_time()
     last = LastCheckpoint(folder, config.trainer.resume)
@@ -214,52 +212,6 @@ def _train(
             trainer.finish(folder)
             if report:
                 report.finish(trainer.reports, test_accuracy)
-
-
-def load_dataset(config: Config) -> Dataset | HeteroDataset:
-    """The configured data set, with the self-loops and input features that the model wants.
-
-    Raises as :func:`dgl_mgpu.data.load`, and if a node of its split has no class that is learned.
-    """
-    options = dict(config.data.options)
-    dataset: Dataset | HeteroDataset
-    if config.data.name in HETEROGENEOUS:
-        dataset = load_hetero(config.data.name, config.data.root, **options)
-    else:
-        if config.model.self_loops:
-            options["self_loops"] = True
-        dataset = load(config.data.name, config.data.root, **options)
-    if config.task == "node_classification":
-        require_labelled_split(dataset)
-    return adapt_to_model(config, dataset)
-
-
-def adapt_to_model(config: Config, dataset: Dataset | HeteroDataset) -> Dataset | HeteroDataset:
-    """A data set with the relations of self-loops and the input features that the model wants."""
-    if isinstance(dataset, HeteroDataset) and config.model.self_loops:
-        dataset = with_self_loops(dataset)
-    return without_inputs(dataset) if config.model.inputs == "learned" else dataset
-
-
-def seeded_model(
-    config: Config,
-    build_model: Callable[[ModelConfig, int, int, int], Model],
-    num_features: int,
-    num_classes: int,
-    device: torch.device | str = "cpu",
-) -> tuple[Model, torch.optim.Optimizer]:
-    """The configured model, the same on every rank, and its optimizer.
-
-    ``build_model`` gets the model's configuration and the numbers of features, classes and layers.
-    Afterwards ranks draw random numbers of their own, for dropout.
-    """
-    trainer = config.trainer
-    torch.manual_seed(trainer.seed)
-    # PinSAGE's and a full graph's layers are counted by fanouts as well.
-    model = build_model(config.model, num_features, num_classes, len(config.sampler.fanouts))
-    model = model.to(device)
-    torch.manual_seed(trainer.seed * 1_000_003 + Communicator.of_all_machines().rank)
-    return model, make_optimizer(trainer, model.parameters(), device)
 
 
 def _require_one_configuration(ranks: Communicator, config: Config) -> None:

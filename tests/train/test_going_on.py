@@ -27,7 +27,7 @@ def started(tmp_path, monkeypatch):
         runs.append(config)
         dataclasses.replace(make(), config=asdict(config)).save(folder / "checkpoints")
 
-    monkeypatch.setattr("dgl_mgpu.train.minibatch.run.train", train)
+    monkeypatch.setattr("dgl_mgpu.train.run.train", train)
     return runs
 
 

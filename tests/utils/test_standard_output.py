@@ -38,7 +38,7 @@ def test_a_run_goes_on_without_a_stdout(tmp_path, monkeypatch):
         print("x" * 100_000, flush=True)
         (folder / "done").touch()
 
-    monkeypatch.setattr("dgl_mgpu.train.minibatch.run.train", train)
+    monkeypatch.setattr("dgl_mgpu.train.run.train", train)
     with full(), pytest.warns(UserWarning, match="takes no more"):
         assert main(["train", f"hydra.run.dir={tmp_path / 'run'}"]) == 0
     assert (tmp_path / "run" / "done").exists()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import dgl
@@ -15,6 +14,7 @@ from torch import nn
 from dgl_mgpu.comm.communicator import Communicator
 from dgl_mgpu.config.schema import Config, ModelConfig
 from dgl_mgpu.data import Dataset, HeteroDataset
+from dgl_mgpu.data.checks import SPLITS
 from dgl_mgpu.distributed.exchange.strategy import AUTO, ExchangeStrategy
 from dgl_mgpu.distributed.graph import PartitionedGraph, partition_graph
 from dgl_mgpu.distributed.host_features import HostRows
@@ -23,22 +23,18 @@ from dgl_mgpu.errors import ConfigError, InvalidInputError
 from dgl_mgpu.models.full_graph import build_model, build_whole_relational_model
 from dgl_mgpu.models.heterogeneous import HeteroInputs, common_width
 from dgl_mgpu.train.fullgraph.trainer import FullGraphTrainer
-from dgl_mgpu.train.run import check_start, load_dataset, ranks_of_this_machine, run, seeded_model
+from dgl_mgpu.train.setup import load_dataset, ranks_of_this_machine, seeded_model
 
 #: DGL's name of the only type of nodes.
 _NTYPE = "_N"
+_MASKS = "train_mask", "val_mask", "test_mask"
 
 
-def train(config: Config, folder: Path) -> None:
-    """Train as configured; metrics, curves and checkpoints go to ``folder``.
-
-    Raises typed errors, before work starts where that can be known.
-    """
-    check_start(config)
+def check_machine(config: Config) -> None:
+    """Raise if there is no such exchange, or fewer GPUs than ranks."""
     if config.fullgraph.exchange != AUTO:
         ExchangeStrategy.named(config.fullgraph.exchange)
     _check_gpus(ranks_of_this_machine(config))
-    run(make_trainer, config, folder)
 
 
 def _check_gpus(num_ranks: int) -> None:
@@ -113,11 +109,7 @@ def make_trainer(config: Config, device: torch.device | None = None) -> FullGrap
         graph,
         _inputs(graph, content, rows),
         data.pop("label"),
-        {
-            "train": data.pop("train_mask"),
-            "valid": data.pop("val_mask"),
-            "test": data.pop("test_mask"),
-        },
+        {name: data.pop(mask) for name, mask in zip(SPLITS, _MASKS, strict=True)},
         target=content.target,
         eval_every=config.trainer.eval_every,
     )

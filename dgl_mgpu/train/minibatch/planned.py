@@ -20,7 +20,7 @@ from dgl_mgpu.store.global_store import machine, sources_of
 from dgl_mgpu.store.planning import make_blueprint
 from dgl_mgpu.train.minibatch.run import load
 from dgl_mgpu.train.minibatch.task import Task
-from dgl_mgpu.train.run import adapt_to_model
+from dgl_mgpu.train.setup import adapt_to_model
 
 
 class Planned(NamedTuple):

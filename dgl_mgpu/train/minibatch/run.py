@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,17 +26,12 @@ from dgl_mgpu.train.minibatch.links import LinkTask
 from dgl_mgpu.train.minibatch.samplers import RandomWalkSampler, SeedBatches
 from dgl_mgpu.train.minibatch.task import LEARNED, SPLITS, LearnedRows, Task
 from dgl_mgpu.train.minibatch.trainer import MiniBatchTrainer, Split
-from dgl_mgpu.train.run import check_start, load_dataset, ranks_of_this_machine, run, seeded_model
+from dgl_mgpu.train.setup import load_dataset, ranks_of_this_machine, seeded_model
 
 
-def train(config: Config, folder: Path) -> None:
-    """Train as configured; metrics, curves and checkpoints go to ``folder``.
-
-    Raises typed errors, before work starts where that can be known.
-    """
-    check_start(config)
-    machine(config.topology, ranks_of_this_machine(config))  # raises if it has fewer GPUs
-    run(make_trainer, config, folder)
+def check_machine(config: Config) -> None:
+    """Raise if the machine that is named has fewer GPUs than ranks."""
+    machine(config.topology, ranks_of_this_machine(config))
 
 
 def make_trainer(config: Config) -> MiniBatchTrainer:
@@ -53,7 +47,15 @@ def make_trainer(config: Config) -> MiniBatchTrainer:
         return task
 
     task = ranks.broadcast_from_rank0("load the data", read)
-    store = _make_store(config, dataset, task)
+    store = GlobalStore.from_dataset(
+        dataset,
+        seed=config.trainer.seed,
+        embeddings=task.embeddings,
+        topology=config.topology,
+        batch_size=config.planned_seeds(),
+        fanouts=config.sampler.planned_fanouts(),
+        **asdict(config.store),
+    )
     del dataset  # all of it is in the store
     model, optimizer = _make_model(config, store, task)
     learned = [store.embedding(LEARNED, ntype) for ntype in task.learned]
@@ -71,9 +73,7 @@ def make_trainer(config: Config) -> MiniBatchTrainer:
 def load(config: Config) -> tuple[Dataset | HeteroDataset, Task]:
     """The data set, with the features and self-loops that its model wants, and the task.
 
-    For link prediction without the edges that are held out. Raises DGLMGPUError, as
-    :func:`dgl_mgpu.train.run.load_dataset`, :meth:`Task.from_dataset` and
-    :func:`dgl_mgpu.data.links.hold_out`.
+    For link prediction without the edges that are held out.
     """
     dataset = load_dataset(config)
     if isinstance(dataset, HeteroDataset):
@@ -99,18 +99,6 @@ def _inv_sqrt_degrees(dataset: Dataset) -> np.ndarray:
     outgoing = np.bincount(dataset.indices, minlength=dataset.num_nodes)
     degrees = np.stack([outgoing, np.diff(dataset.indptr)], 1)
     return (1 / np.sqrt(np.maximum(degrees, 1))).astype(np.float32)
-
-
-def _make_store(config: Config, dataset: Dataset | HeteroDataset | None, task: Task) -> GlobalStore:
-    return GlobalStore.from_dataset(
-        dataset,
-        seed=config.trainer.seed,
-        embeddings=task.embeddings,
-        topology=config.topology,
-        batch_size=config.planned_seeds(),
-        fanouts=config.sampler.planned_fanouts(),
-        **asdict(config.store),
-    )
 
 
 def _make_model(

@@ -37,9 +37,7 @@ def started(tmp_path, monkeypatch):
     """The folders of the runs that were started in this folder, which do nothing."""
     monkeypatch.chdir(tmp_path)
     folders: list[Path] = []
-    monkeypatch.setattr(
-        "dgl_mgpu.train.minibatch.run.train", lambda config, folder: folders.append(folder)
-    )
+    monkeypatch.setattr("dgl_mgpu.train.run.train", lambda config, folder: folders.append(folder))
     return folders
 
 

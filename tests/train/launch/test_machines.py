@@ -18,6 +18,7 @@ import pytest
 from dgl_mgpu.cli import main
 from dgl_mgpu.config.schema import Config
 from dgl_mgpu.errors import CheckpointError, ConfigError
+from dgl_mgpu.train import run as running
 from dgl_mgpu.train.checkpoint.checkpoint import Checkpoint
 from dgl_mgpu.train.launch.launch import launch
 from dgl_mgpu.train.minibatch import run as minibatch_run
@@ -165,17 +166,17 @@ def test_the_job_ends_with_the_reason_and_goes_on_with_one(
 
 def test_a_preset_is_of_one_machine(monkeypatch):
     trained = []
-    monkeypatch.setattr(minibatch_run, "run", lambda make, config, folder: trained.append(config))
+    monkeypatch.setattr(running, "run", lambda make, config, folder: trained.append(config))
     torchrun = {"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "16"}
     config = Config(topology="dgx1")  # 8 GPUs
     for ranks_here, fits in (("8", True), ("16", False)):
         for key, value in (torchrun | {"LOCAL_WORLD_SIZE": ranks_here}).items():
             monkeypatch.setenv(key, value)
         if fits:
-            minibatch_run.train(config, Path())
+            running.train(config, Path())
         else:
             with pytest.raises(ConfigError, match="it has 8; use 1 to 8"):
-                minibatch_run.train(config, Path())
+                running.train(config, Path())
     assert [config.trainer.ranks for config in trained] == [16]
 
 
