@@ -38,8 +38,7 @@ class NotPlainError(TypeError):
 def register(kind: type, to_plain: Callable[[Any], Any], of_plain: Callable[[Any], Any]) -> None:
     """Have a class of this package written and read.
 
-    ``to_plain``: what makes plain data of an object. ``of_plain``: what makes an object of that. It
-    gets whatever bytes say, so it must run nothing of it.
+    ``of_plain`` gets whatever bytes say, so it must run nothing of it.
     """
     _registered[kind] = to_plain, of_plain
 
@@ -47,10 +46,10 @@ def register(kind: type, to_plain: Callable[[Any], Any], of_plain: Callable[[Any
 def dumps(value: Any) -> bytes:
     """Bytes from which :func:`loads` makes an equal value.
 
-    ``value``: None, bool, int, float, complex, str, bytes; tuple, list, dict, OrderedDict, set,
+    Plain data are None, bool, int, float, complex, str, bytes; tuple, list, dict, OrderedDict, set,
     frozenset, slice; paths; NumPy's numeric arrays, scalars and dtypes; torch's dense tensors in
     the host's memory, sizes, dtypes and devices; enumerations, named tuples and data classes of
-    this package; of these in any depth. Raises NotPlainError if it is, or holds, anything else.
+    this package; of these in any depth. Raises NotPlainError for anything else.
     """
     buffers: list[memoryview] = []
     tree = _encode(value, buffers)

@@ -110,10 +110,7 @@ class MultiLabel(Criterion):
 
 
 class MetricAccumulator:
-    """Loss and number of correct predictions of the steps so far.
-
-    ``steps``, ``seeds``: that were added.
-    """
+    """Loss and number of correct predictions of the steps added so far."""
 
     def __init__(self, device: torch.device) -> None:
         self._sums = torch.zeros(2, dtype=torch.float64, device=device)
@@ -200,8 +197,7 @@ def areas_of_all_ranks(
 ) -> float:
     """The mean area, as `mean_area`, over the nodes of all ranks; collective.
 
-    ``parts``: this rank's, none or several; kept until all are there. ``device``: where they are
-    compared.
+    ``parts`` are this rank's, none or several; they are compared on ``device`` once all are there.
     """
     own_scores = [torch.empty(0, num_labels, device=device)]
     own_targets = [torch.empty(0, num_labels, dtype=torch.int8, device=device)]

@@ -117,10 +117,7 @@ def _require_alike(
 
 
 def take_first_ranks(tensors: Iterable[torch.Tensor]) -> None:
-    """Have parameters or buffers be those of the first rank; collective.
-
-    ``tensors``: of the same shapes and dtypes on all ranks.
-    """
+    """Copy the first rank's parameters or buffers to all; collective."""
     if dist.is_initialized():
         for tensor in tensors:
             dist.broadcast(tensor.detach(), 0)

@@ -19,7 +19,7 @@ R = TypeVar("R")
 def deprecated_alias(old: str, function: Callable[P, R], new: str) -> Callable[P, R]:
     """A function under its old name, which warns at each call.
 
-    ``old``, ``new``: the names as users write them, such as 'dgl_mgpu.ops.sample_blocks_async'.
+    Names are as users write them, such as 'dgl_mgpu.ops.sample_blocks_async'.
     """
 
     @functools.wraps(function)
@@ -39,8 +39,7 @@ def deprecated_alias(old: str, function: Callable[P, R], new: str) -> Callable[P
 def renamed_method(old: str, method: Callable[..., R], until: str) -> Callable[..., R]:
     """A method under its old name: warns, and calls what has the new name.
 
-    ``method``: the method of the same class; subclasses may override it. ``until``: the version
-    that no longer has the old name.
+    Subclasses may override that.  Version ``until`` no longer has the old name.
     """
     new = method.__name__
 
@@ -60,10 +59,7 @@ def renamed_method(old: str, method: Callable[..., R], until: str) -> Callable[.
 
 
 class RenamedModules(MetaPathFinder, Loader):
-    """Imports modules by the names that they had before.
-
-    ``names``: old to new full names. ``until``: the version that no longer has the old names.
-    """
+    """Imports modules by the old full names that they have until version ``until``."""
 
     def __init__(self, names: Mapping[str, str], until: str) -> None:
         self._names, self._until = names, until

@@ -27,10 +27,11 @@ def locked(path: Path, busy: Callable[[str], None]) -> Iterator[str]:
     """Hold an exclusive lock on a file, which is made if need be and is gone afterwards.
 
     Only this process holds it, and none that it forks. Other users may lock the file as well, also
-    where its holder was killed and it is still there. ``path``: the file, in a folder that exists.
-    ``busy``: called while another one holds the lock, with who that is: its process, host and since
-    when. It raises, or returns after a while, and then the lock is tried again. Who held it before
-    and ended without taking the file away, since it was killed; or "". Raises OSError.
+    where its holder was killed and it is still there.
+
+    While another one holds the lock, ``busy`` is called with who that is: its process, host and
+    since when.  It raises, or returns after a while, and then the lock is tried again.  Yields who
+    held it before and ended without removing the file, since it was killed; or "".
     """
     while True:
         descriptor = _open(path)

@@ -42,9 +42,9 @@ class StopSignals:
 
     One that is ignored stays so: SIGHUP by ``nohup``, SIGINT by a shell for a command in the
     background. On another than the main thread, which hears no signals, nothing is done.
-    ``notify``: called after each signal, in its handler. ``first``: the signal that came first.
-    ``again``: whether Ctrl-C came after that, which is to end the process at once. Where
-    `Interrupts` hears it, too, that does so.
+    ``notify`` is called after each signal, in its handler.  ``first`` is the signal that came
+    first, and ``again`` says whether Ctrl-C came after that, which is to end the process at once;
+    where `Interrupts` hears it, too, that does so.
     """
 
     def __init__(self, notify: Callable[[], None] = lambda: None) -> None:

@@ -111,7 +111,7 @@ class StageTimes:
 class StageClock:
     """How long stages take that follow on each other, without waiting for them.
 
-    ``device``: on a GPU what its current stream does is timed, elsewhere the host.
+    On a GPU what its current stream does is timed, elsewhere the host.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -190,7 +190,7 @@ def require_resumable(path: Path, config: Mapping[str, Any]) -> None:
 def saved_config(path: Path) -> dict[str, Any]:
     """The configuration that a checkpoint has; nothing of its states is read for it.
 
-    ``path``: a checkpoint, or a run's folder: the last one whose configuration is whole. Raises
+    Of a run's folder, that of the last checkpoint whose configuration is whole.  Raises
     CheckpointError if it is damaged, or not plain values of a run of this package.
     """
     damage = None

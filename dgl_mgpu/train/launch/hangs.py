@@ -117,7 +117,7 @@ class HangMonitor:
 class HangWatch:
     """Looks at heartbeats on a thread of its own, while it is used as a context manager.
 
-    ``own``: this process's. ``on_hang``: called with the error, on that thread.
+    ``own`` is this process's; ``on_hang`` is called with the error, on that thread.
     """
 
     def __init__(

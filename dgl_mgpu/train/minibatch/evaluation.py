@@ -14,10 +14,7 @@ from dgl_mgpu.train.minibatch.samplers import SeedBatches
 
 
 class AllNodes:
-    """Logits of all nodes, layer by layer, in place of those of a split's seeds by blocks.
-
-    ``model``: where the store's graph is.
-    """
+    """Logits of all nodes, layer by layer, in place of those of a split's seeds by blocks."""
 
     def __init__(self, model: NodeModel, graph: StoreGraph, num_layers: int) -> None:
         self._labels = graph.get_node_storage("label")

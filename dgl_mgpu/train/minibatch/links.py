@@ -197,7 +197,7 @@ class OtherDestinations:
 
     Unlike those of DGL's ``negative_sampler.Uniform`` they depend on the store's seed, the epoch
     and the batch alone: any number of ranks and workers draws the same, and a run that resumes.
-    ``k``: pairs for each edge.
+    Each edge has ``k`` pairs.
     """
 
     #: For `dgl_mgpu.sampling.prefetch_safety`.
