@@ -450,7 +450,7 @@ def other_message(content: bytes, rng: random.Random) -> bytes:
     names = [
         ["os", "system"], ["dgl_mgpu.cli", "main"], ["builtins", "eval"],
         ["dgl_mgpu.utils.tuning_cache", "TuningCache"],
-        ["dgl_mgpu.train.checkpoint.spilled_state", "SpilledState"],
+        ["dgl_mgpu.train.checkpoint.checkpoint", "SpilledState"],
     ]  # fmt: skip
     odd = [{form: [rng.choice(names), "touch x"]} for form in ("object", "enum", "record")]
     odd += [{"tensor": [0, "torch.int64", [2**62, 4]]}, {"array": [0, "O", [1]]}, *_JSON_ODD]

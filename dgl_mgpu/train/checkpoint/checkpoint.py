@@ -12,21 +12,23 @@ import logging
 import os
 import pickle
 import re
+import shutil
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO
 
 import torch
 
+from dgl_mgpu.comm.serialization import register
 from dgl_mgpu.config.schema import config_of_run, flat
 from dgl_mgpu.errors import CheckpointError, ConfigError
-from dgl_mgpu.train.checkpoint.spilled_state import SpilledState
 from dgl_mgpu.train.checkpoint.validation import MEMBER, wrong_field
 from dgl_mgpu.utils import safe_json
 from dgl_mgpu.utils.atomic_write import atomic_write
 from dgl_mgpu.utils.checksums import DAMAGE, damaged_part
+from dgl_mgpu.utils.temporary_folder import temporary_folder
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +36,7 @@ _FORMAT = 3
 _JSON = ("reports", "config", "plan", "parts", "captured")
 _STATES = ("model", "best_model")
 _NAME = re.compile(r"epoch-(\d+)\.pt")
+_PIECE_BYTES = 16 << 20
 
 
 class _Damaged(Exception):
@@ -366,3 +369,50 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+class SpilledState:
+    """A part of a state dict, in a file without a name, which goes with the last reference to it.
+
+    It is for what is too large for memory.  Copies of the state dict share it.  It lies in
+    ``TMPDIR``, or else in ``/var/tmp``: ``/tmp`` may be memory.  Of a job's ranks the first one has
+    it: what it sends the others is empty.
+    """
+
+    def __init__(self, file: IO[bytes] | None = None) -> None:
+        self._file = file
+
+    @classmethod
+    def written_by(cls, write: Callable[[Path], None]) -> SpilledState:
+        """What ``write`` writes to the path that it is given; empty if it makes no file there."""
+        place = os.environ.get("TMPDIR", "/var/tmp")
+        with temporary_folder(Path(place)) as folder:
+            path = folder / "state"
+            write(path)
+            return cls(open(path, "rb") if path.exists() else None)
+
+    @classmethod
+    def copy_of(cls, source: IO[bytes]) -> SpilledState:
+        """What is left to read of a file."""
+
+        def write(path: Path) -> None:
+            with open(path, "wb") as file:
+                shutil.copyfileobj(source, file, _PIECE_BYTES)
+
+        return cls.written_by(write)
+
+    @property
+    def path(self) -> Path:
+        """Where this process can read it, as long as it refers to it."""
+        return Path(os.devnull if self._file is None else f"/proc/self/fd/{self._file.fileno()}")
+
+    def copy_to(self, target: IO[bytes]) -> None:
+        """Write all of it to a file, a piece at a time."""
+        with open(self.path, "rb") as source:
+            shutil.copyfileobj(source, target, _PIECE_BYTES)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> SpilledState:
+        return self
+
+
+register(SpilledState, lambda state: None, lambda _: SpilledState())

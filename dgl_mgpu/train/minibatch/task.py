@@ -20,7 +20,7 @@ from dgl_mgpu.errors import CheckpointError, ConfigError, OutputError
 from dgl_mgpu.models.heterogeneous import common_width
 from dgl_mgpu.store.embedding.layer import StoreEmbedding
 from dgl_mgpu.store.graph import StoreGraph
-from dgl_mgpu.train.checkpoint.spilled_state import SpilledState
+from dgl_mgpu.train.checkpoint.checkpoint import SpilledState
 from dgl_mgpu.train.metrics import Criterion, MultiLabel, SingleLabel
 from dgl_mgpu.utils.stages import stage
 

@@ -17,9 +17,13 @@ import torch
 from dgl_mgpu.comm.serialization import dumps, loads
 from dgl_mgpu.errors import CheckpointError
 from dgl_mgpu.report import EpochReport, StageSeconds
-from dgl_mgpu.train.checkpoint import spilled_state as statefile
-from dgl_mgpu.train.checkpoint.checkpoint import Checkpoint, checkpoints, require_resumable
-from dgl_mgpu.train.checkpoint.spilled_state import SpilledState
+from dgl_mgpu.train.checkpoint import checkpoint as statefile
+from dgl_mgpu.train.checkpoint.checkpoint import (
+    Checkpoint,
+    SpilledState,
+    checkpoints,
+    require_resumable,
+)
 from dgl_mgpu.train.metrics import SingleLabel
 from dgl_mgpu.train.trainer import Trainer
 
