@@ -10,7 +10,6 @@ import pytest
 from dgl_mgpu.cli import main
 from dgl_mgpu.data import Dataset, HeteroDataset, load, load_hetero, require_labelled_split
 from dgl_mgpu.errors import InvalidInputError
-from dgl_mgpu.train import run
 
 SIZE = {"num_nodes": 300, "num_edges": 900, "num_classes": 5}
 
@@ -87,7 +86,7 @@ def test_nodes_of_no_part_need_no_class(tmp_path):
 )
 def test_no_trainer_begins(tmp_path, monkeypatch, capsys, loader, options):
     monkeypatch.setattr(
-        run,
+        setup,
         loader.__name__,
         lambda *args, **how: relabelled(loader(*args, **how), "valid", -1),
     )

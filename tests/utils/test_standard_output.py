@@ -23,7 +23,7 @@ def full() -> Iterator[TextIO]:
 def test_what_a_run_shows_is_dropped_with_a_warning():
     with (
         full() as file,
-        pytest.warns(UserWarning, match=r"No space left on device.*goes on") as told,
+        pytest.warns(UserWarning, match=r"No space left on device.*continues") as told,
         lasting_stdout(),
     ):
         for _ in range(2):

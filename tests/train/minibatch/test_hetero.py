@@ -17,7 +17,6 @@ from dgl_mgpu.errors import ConfigError
 from dgl_mgpu.machine import preset
 from dgl_mgpu.placement import load_accesses
 from dgl_mgpu.report import EpochReport, read_metrics
-from dgl_mgpu.train import run
 from dgl_mgpu.train.checkpoint.checkpoint import Checkpoint
 from dgl_mgpu.train.compose import compose
 from dgl_mgpu.train.launch.launch import launch
@@ -89,7 +88,7 @@ def test_models_learn_what_relations_tell(tmp_path, model):
 
 def test_without_relations_a_model_does_worse(tmp_path, monkeypatch):
     monkeypatch.setattr(
-        run, "load_hetero", lambda *args, **how: without_relations(load_hetero(*args, **how))
+        setup, "load_hetero", lambda *args, **how: without_relations(load_hetero(*args, **how))
     )
     folder = train(tmp_path / "run", "model=rgcn", "trainer.epochs=5")
     # Chance is 12.5 %, and one of two classes is what neighbours alone tell.

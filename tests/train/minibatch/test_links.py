@@ -25,7 +25,7 @@ from dgl_mgpu.train.launch.launch import launch
 from dgl_mgpu.train.minibatch.links import LinkPrediction, LinkTask, WithParallels
 from dgl_mgpu.train.minibatch.run import load, make_trainer
 from dgl_mgpu.train.minibatch.trainer import MiniBatchTrainer
-from dgl_mgpu.train.run import load_dataset
+from dgl_mgpu.train.setup import load_dataset
 
 SMALL = [
     "task=link_prediction",
