@@ -22,7 +22,7 @@ class Criterion(ABC):
     """How the rows that a model gives for seeds are compared with what is true of them."""
 
     #: The metric's name in reports.
-    figure: ClassVar[str]
+    metric_name: ClassVar[str]
 
     @abstractmethod
     def loss(
@@ -56,7 +56,7 @@ class Criterion(ABC):
 class SingleLabel(Criterion):
     """The one class of each node, by cross entropy: logits, shape (nodes, classes), and int64."""
 
-    figure = ACCURACY
+    metric_name = ACCURACY
 
     def loss(
         self, logits: torch.Tensor, labels: torch.Tensor, reduction: Literal["mean", "sum"] = "mean"
@@ -74,12 +74,12 @@ class MultiLabel(Criterion):
     """Which labels each node has, by binary cross entropy.
 
     Logits and int8 of 1, 0 and -1, which is unknown, of shape (nodes, labels).  A node's loss is
-    the mean over its known labels.  The figure is the area under the ROC curve of each label that
+    the mean over its known labels.  The metric is the area under the ROC curve of each label that
     some nodes have and others have not, the mean over these labels, as ogbn-proteins is judged.
     Hu et al., «Open Graph Benchmark: Datasets for Machine Learning on Graphs», 2020, section 4.
     """
 
-    figure = ROC_AUC
+    metric_name = ROC_AUC
 
     def __init__(self, num_labels: int) -> None:
         self._num_labels = num_labels

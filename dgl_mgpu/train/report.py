@@ -41,7 +41,7 @@ class RunReport:
             trainer.steps_per_epoch,
             self._console,
             first_epoch=trainer.epoch + 1,
-            metric_name=trainer.criterion.figure,
+            metric_name=trainer.criterion.metric_name,
         )
         self._shown = contextlib.ExitStack()
         self.on_step = self._progress.update

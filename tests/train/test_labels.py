@@ -10,6 +10,7 @@ import pytest
 from dgl_mgpu.cli import main
 from dgl_mgpu.data import Dataset, HeteroDataset, load, load_hetero, require_labelled_split
 from dgl_mgpu.errors import InvalidInputError
+from dgl_mgpu.train import setup
 
 SIZE = {"num_nodes": 300, "num_edges": 900, "num_classes": 5}
 

@@ -92,7 +92,7 @@ class FullGraphTrainer(Trainer):
             seconds=StageSeconds(**stages, evaluate=end - evaluate, total=end - begin),
             tiers=(),
             ranks=1,
-            metric_name=self.criterion.figure,
+            metric_name=self.criterion.metric_name,
         )
 
     def _unbounded(self) -> contextlib.AbstractContextManager:

@@ -110,7 +110,7 @@ class PairRanking(Criterion):
     that of the areas under the ROC curves of their sources' pairs.
     """
 
-    figure = AUC
+    metric_name = AUC
 
     def loss(
         self,

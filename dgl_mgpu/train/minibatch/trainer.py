@@ -242,7 +242,7 @@ class MiniBatchTrainer(Trainer):
             seconds=StageSeconds(**sums.seconds),
             tiers=sums.tier_traffic(),
             ranks=1,
-            metric_name=self.criterion.figure,
+            metric_name=self.criterion.metric_name,
         )
 
     def _test(self) -> float:

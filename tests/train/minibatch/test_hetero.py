@@ -17,6 +17,7 @@ from dgl_mgpu.errors import ConfigError
 from dgl_mgpu.machine import preset
 from dgl_mgpu.placement import load_accesses
 from dgl_mgpu.report import EpochReport, read_metrics
+from dgl_mgpu.train import setup
 from dgl_mgpu.train.checkpoint.checkpoint import Checkpoint
 from dgl_mgpu.train.compose import compose
 from dgl_mgpu.train.launch.launch import launch
