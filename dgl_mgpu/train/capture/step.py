@@ -13,7 +13,7 @@ from torch import nn
 from torch.func import functional_call
 
 from dgl_mgpu.errors import InvalidInputError
-from dgl_mgpu.train.capture.capture import (
+from dgl_mgpu.capture.cuda_graph import (
     captured,
     captures,
     errors_as_not_captured,
@@ -32,7 +32,7 @@ from dgl_mgpu.train.capture.graph_slots import (
 )
 from dgl_mgpu.train.capture.passes import Blocks, Pass, normalised_batch
 from dgl_mgpu.train.capture.policy import CapturePolicy
-from dgl_mgpu.train.capture.static_buffers import Sizes, StaticBuffers
+from dgl_mgpu.capture.static_buffers import Sizes, StaticBuffers
 from dgl_mgpu.train.optimizer import average_gradients, flattened_gradients, take_first_ranks
 
 #: One slot computes while the next mini-batch is loaded into the other.  A third one changed no

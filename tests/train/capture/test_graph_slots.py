@@ -23,7 +23,7 @@ from dgl_mgpu.train.capture import graph_slots as graph_slots
 from dgl_mgpu.train.capture import policy as choice
 from dgl_mgpu.train.capture import step
 from dgl_mgpu.train.capture.graph_slots import SlotBatch
-from dgl_mgpu.train.capture.static_buffers import StaticBuffers
+from dgl_mgpu.capture.static_buffers import StaticBuffers
 from tests.sampling.side_streams import HostStream
 from tests.train.capture.test_capture import (
     CLASSES,

@@ -7,144 +7,23 @@ their type to padding destinations, evenly distributed, and nothing reads what c
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Protocol
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
 
 import torch
 from dgl.base import EID, NID
 from dgl.frame import Column, Frame, Scheme
-from dgl.heterograph import DGLBlock
+from dgl.heterograph import DGLBlock, DGLGraph
 
+from dgl_mgpu.capture.sizes import Sizes, Types
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.graph.index import GraphSchema, TensorIndex
-from dgl_mgpu.graph.relation import Compressed, Relation
+from dgl_mgpu.graph.relation import Compressed, Coo, Relation
 from dgl_mgpu.ops import EtypeBlock
-from dgl_mgpu.sampling.loader_batches import FeatureSource, FrameKey
-
-#: Spare capacity beside the largest batch so far, as a share of it and in rows: batches of random
-#: seeds differ by less.
-_SHARE, _ROWS = 1 / 64, 32
+from dgl_mgpu.sampling.loader_batches import FeatureSource
 
 #: Names of the features that hold ids in the whole graph.
 _IDS = {"src": NID, "dst": NID, "edge": EID}
-
-Counts = tuple[tuple[int, ...], ...]
-
-
-@dataclass(frozen=True)
-class Types:
-    """Node and edge types of a batch, in the graph's order.
-
-    Attributes
-    ----------
-    nodes : tuple of str
-    edges : tuple of (str, str, str)
-    """
-
-    nodes: tuple[str, ...]
-    edges: tuple[tuple[str, str, str], ...]
-
-    @cached_property
-    def frames(self) -> list[FrameKey]:
-        """The frames of a block, in its order."""
-        ends = [FrameKey(side, ntype) for side in ("src", "dst") for ntype in self.nodes]
-        return [*ends, *(FrameKey("edge", etype) for etype in self.edges)]
-
-    def are_of(self, hops: Sequence[EtypeBlock]) -> bool:
-        """Whether hops have these types; they lack node types without edges."""
-        return all(
-            hop.num_dst.keys() == set(self.nodes) and hop.edges.keys() == set(self.edges)
-            for hop in hops
-        )
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """Numbers of nodes and edges in the blocks of a mini-batch.
-
-    Attributes
-    ----------
-    nodes : tuple of tuple of int
-        Of each node type, the sources of each block and, last, the destinations of the last one.
-    edges : tuple of tuple of int
-        Of each block and edge type.
-    """
-
-    nodes: Counts
-    edges: Counts
-
-    @classmethod
-    def of(cls, blocks: Sequence[DGLBlock]) -> Sizes:
-        """The sizes of a batch.
-
-        Raises
-        ------
-        InvalidInputError
-            If the destinations of a block are not the sources of the next one.
-        """
-        sources = [tuple(map(block.num_src_nodes, block.srctypes)) for block in blocks]
-        targets = [tuple(map(block.num_dst_nodes, block.dsttypes)) for block in blocks]
-        for number, (ends, begins) in enumerate(zip(targets, sources[1:], strict=False)):
-            if ends != begins:
-                raise InvalidInputError(
-                    "copy a mini-batch into static buffers",
-                    f"block {number} has {', '.join(map(str, ends))} destinations, "
-                    f"but the next has {', '.join(map(str, begins))} sources",
-                    "pass the blocks of one mini-batch, the one nearest the input first",
-                )
-        edges = (tuple(map(block.num_edges, block.canonical_etypes)) for block in blocks)
-        return cls((*sources, targets[-1]), tuple(edges))
-
-    @classmethod
-    def of_hops(cls, hops: Sequence[EtypeBlock], types: Types) -> Sizes:
-        """The sizes of sampled hops that have nodes of all types."""
-        sources = [tuple(len(hop.src_nodes[ntype]) for ntype in types.nodes) for hop in hops]
-        seeds = tuple(hops[-1].num_dst[ntype] for ntype in types.nodes)
-        edges = (tuple(len(hop.edges[etype].src) for etype in types.edges) for hop in hops)
-        return cls((*sources, seeds), tuple(edges))
-
-    @property
-    def shape(self) -> Hashable:
-        """What batches must share to use the same buffers: numbers of seeds, blocks and types."""
-        return self.nodes[-1], tuple(map(len, self.edges))
-
-    def joined(self, other: Sizes) -> Sizes:
-        """The elementwise maximum of two sizes."""
-        return Sizes(
-            *(
-                tuple(tuple(map(max, *pair)) for pair in zip(mine, its, strict=True))
-                for mine, its in ((self.nodes, other.nodes), (self.edges, other.edges))
-            )
-        )
-
-    def with_spare(self) -> Sizes:
-        """A capacity for batches of as many seeds that are otherwise somewhat larger."""
-        *nodes, seeds = self.nodes
-        return Sizes(
-            # One more node, for the ends of padding edges.
-            (*(tuple(map(_more, counts)) for counts in nodes), tuple(n + 1 for n in seeds)),
-            tuple(tuple(_more(count) if count else 0 for count in counts) for counts in self.edges),
-        )
-
-    def hold(self, batch: Sizes) -> bool:
-        """Whether a batch fits this capacity."""
-        *nodes, seeds = batch.nodes
-        return (
-            tuple(n + 1 for n in seeds) == self.nodes[-1]
-            and all(n < most for n, most in _pairs(nodes, self.nodes[:-1]))
-            and all(n <= most for n, most in _pairs(batch.edges, self.edges))
-        )
-
-
-def _more(count: int) -> int:
-    return count + int(_SHARE * count) + _ROWS
-
-
-def _pairs(some: Sequence[Sequence[int]], others: Counts) -> Iterator[tuple[int, int]]:
-    for pair in zip(some, others, strict=True):
-        yield from zip(*pair, strict=True)
 
 
 class _Contents(Protocol):
@@ -203,8 +82,28 @@ class _Hop:
         return None
 
 
+class RowBuffer:
+    """A static buffer for rows of a feature, more than any batch has.
+
+    Padding rows hold ones, which other numbers can be divided by, or, if they are integers, zeros
+    or what a batch before had there: classes and ids that exist.
+    """
+
+    def __init__(self, data: torch.Tensor, rows: int) -> None:
+        fill = data.new_ones if data.is_floating_point() else data.new_zeros
+        self.data = fill((rows, *data.shape[1:]))
+        self.data[: len(data)].copy_(data)
+        self._num_loaded = len(data)
+
+    def shrink(self, rows: int) -> None:
+        """Make what is beyond the next batch's rows padding."""
+        if rows < self._num_loaded and self.data.is_floating_point():
+            self.data[rows : self._num_loaded].fill_(1)
+        self._num_loaded = rows
+
+
 class StaticBuffers:
-    """Memory for a mini-batch at fixed addresses, and blocks in it.
+    """Memory for a mini-batch at fixed addresses, and graphs in it.
 
     Parameters
     ----------
@@ -212,15 +111,13 @@ class StaticBuffers:
         The first batch, which is loaded.
     sizes : Sizes
         The capacity.
-
-    Attributes
-    ----------
-    sizes : Sizes
-    types : Types
-        Of the nodes and edges.
+    pair_graphs : list of DGLGraph
+        Graphs of node pairs among the seeds, as DGL's edge samplers make them.
     """
 
-    def __init__(self, batch: Sequence[DGLBlock], sizes: Sizes) -> None:
+    def __init__(
+        self, batch: Sequence[DGLBlock], sizes: Sizes, pair_graphs: Sequence[DGLGraph] = ()
+    ) -> None:
         self.sizes = sizes
         self.types = Types(tuple(batch[0].srctypes), tuple(batch[0].canonical_etypes))
         self._parts = [
@@ -229,46 +126,65 @@ class StaticBuffers:
                 batch, sizes.nodes, sizes.nodes[1:], sizes.edges, strict=False
             )
         ]
-        self.load(batch)
+        self._pair_parts = [
+            _PairBuffers(graph, sizes.nodes[-1], edges)
+            for graph, edges in zip(pair_graphs, sizes.pairs, strict=True)
+        ]
+        self.load(batch, pair_graphs)
 
-    def load(self, batch: Sequence[DGLBlock]) -> None:
-        """Load a batch that fits."""
-        self._load([_Block(block) for block in batch])
+    def load(
+        self,
+        batch: Sequence[DGLBlock],
+        pair_graphs: Sequence[DGLGraph] = (),
+        others: Sequence[tuple[RowBuffer, torch.Tensor]] = (),
+    ) -> None:
+        """Load a batch that fits, and rows for other buffers with the same copy."""
+        self._load([_Block(block) for block in batch], pair_graphs, others)
 
     def load_hops(self, hops: Sequence[EtypeBlock], features: FeatureSource) -> None:
         """Load sampled hops, and fetch the features that the model reads."""
         self._load([_Hop(hop, self.types, features) for hop in hops])
 
-    def takes(self, batch: Sequence[DGLBlock]) -> bool:
-        """Whether the features of a batch have the shapes and dtypes of the buffers."""
+    def takes(self, batch: Sequence[DGLBlock], pair_graphs: Sequence[DGLGraph] = ()) -> bool:
+        """Whether a batch has the features that the model reads, of these shapes and dtypes."""
         return all(
-            (column.shape[1:], column.dtype) == tuple(found._columns[name].scheme)
-            for part, block in zip(self._parts, batch, strict=True)
-            for buffers, found in zip(
-                part.frames, (*block._node_frames, *block._edge_frames), strict=True
+            name in frame._columns
+            and (column.data.shape[1:], column.data.dtype) == tuple(frame._columns[name].scheme)
+            for part, graph in zip(
+                (*self._parts, *self._pair_parts), (*batch, *pair_graphs), strict=True
+            )
+            for buffers, frame in zip(
+                part.frames, (*graph._node_frames, *graph._edge_frames), strict=True
             )
             for name, column in buffers.columns.items()
-            if name in found._columns
         )
 
     def is_served_by(self, features: FeatureSource) -> bool:
         """Whether a source has all features that the model reads, apart from ids."""
         last = len(self._parts) - 1
         return all(
-            name == _IDS[of.side] or features.serves(number == 0, number == last, of, name, column)
+            name == _IDS[of.side]
+            or features.serves(number == 0, number == last, of, name, column.data)
             for number, part in enumerate(self._parts)
             for of, frame in zip(self.types.frames, part.frames, strict=True)
             for name, column in frame.columns.items()
         )
 
-    def _load(self, batch: Sequence[_Contents]) -> None:
-        into: list[torch.Tensor] = []
-        what: list[torch.Tensor] = []
+    def _load(
+        self,
+        batch: Sequence[_Contents],
+        pair_graphs: Sequence[DGLGraph] = (),
+        others: Sequence[tuple[RowBuffer, torch.Tensor]] = (),
+    ) -> None:
+        pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
         for part, contents in zip(self._parts, batch, strict=True):
-            for here, there in part.load(contents):
-                into.append(here)
-                what.append(there)
-        torch._foreach_copy_(into, what)
+            pairs += part.load(contents)
+        for pair_part, graph in zip(self._pair_parts, pair_graphs, strict=True):
+            pairs += pair_part.load(graph)
+        for buffer, data in others:
+            buffer.shrink(len(data))
+            pairs.append((buffer.data[: len(data)], data))
+        torch._foreach_copy_([here for here, _ in pairs], [there for _, there in pairs])
 
     def blocks(self, sizes: Sizes | None = None) -> list[DGLBlock]:
         """Blocks of the loaded batch with padding; without it if the batch's sizes are given.
@@ -283,47 +199,80 @@ class StaticBuffers:
             )
         ]
 
+    def pair_graphs(self) -> list[DGLGraph]:
+        """The loaded graphs of node pairs, with padding."""
+        return [part.graph() for part in self._pair_parts]
+
     def forget(self) -> None:
         """Release the first batch, once the model has read all features that it reads."""
-        for part in self._parts:
-            part.forget()
+        for part in (*self._parts, *self._pair_parts):
+            for buffers in part.frames:
+                buffers.forget()
 
 
-class _BlockBuffers:
+class _GraphBuffers:
+    """Static buffers of one graph's features, and what else a copy of the graph has."""
+
+    def __init__(self, graph: DGLGraph, nodes: Sequence[int], edges: Sequence[int]) -> None:
+        self._type: Any = type(graph)
+        self._schema: GraphSchema = graph._graph.schema
+        own = {"_graph", "_node_frames", "_edge_frames"}
+        self._attributes = {name: it for name, it in vars(graph).items() if name not in own}
+        frames = (*graph._node_frames, *graph._edge_frames)
+        self.frames = [*map(_FrameBuffers, frames, (*nodes, *edges))]
+
+    def _graph(self, index: TensorIndex, nodes: Sequence[int], edges: Sequence[int]) -> DGLGraph:
+        """A graph of these buffers' first rows."""
+        frames = [
+            buffers.frame(rows) for buffers, rows in zip(self.frames, (*nodes, *edges), strict=True)
+        ]
+        graph = self._type.__new__(self._type)
+        graph.__dict__ = {
+            **self._attributes,
+            "_graph": index,
+            "_node_frames": frames[: len(nodes)],
+            "_edge_frames": frames[len(nodes) :],
+        }
+        return graph
+
+
+class _BlockBuffers(_GraphBuffers):
     """Static buffers of one block; ``nodes`` counts its sources, then its destinations."""
 
     def __init__(self, block: DGLBlock, nodes: Sequence[int], edges: Sequence[int]) -> None:
+        super().__init__(block, nodes, edges)
         index: TensorIndex = block._graph
-        self._schema: GraphSchema = index.schema
-        kept = {"_graph", "_node_frames", "_edge_frames"}
-        self._attributes = {name: it for name, it in vars(block).items() if name not in kept}
         ids = torch.empty(0, dtype=index.idtype, device=index.device)
         ends = self._schema.ends
         self._indptrs = [ids.new_zeros(nodes[dst] + 1) for _, dst in ends]
         self._sources = [ids.new_zeros(count) for count in edges]
-        #: Of both, what is beyond a batch; but edges begin where its own end at the earliest.
-        #: Sources of the batch's would have other out-degrees.
+        #: What is beyond a batch.  Padding edges start at the last source: sources of the batch
+        #: would have other out-degrees.
         self._tails = [
-            (_even_starts(indptr, len(sources)), torch.full_like(sources, nodes[src] - 1))
+            (*_even_starts(indptr, len(sources)), torch.full_like(sources, nodes[src] - 1))
             for (src, _), indptr, sources in zip(ends, self._indptrs, self._sources, strict=True)
         ]
-        frames = (*block._node_frames, *block._edge_frames)
-        self.frames = [*map(_FrameBuffers, frames, (*nodes, *edges))]
 
     def load(self, contents: _Contents) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Pairs of a destination and the tensor to copy there."""
         parts = zip(contents.edges(), self._indptrs, self._sources, self._tails, strict=True)
-        for (starts, indices), indptr, sources, (no_starts, no_indices) in parts:
+        for (starts, indices), indptr, sources, (extra, numbers, no_indices) in parts:
             rows, edges = len(starts), len(indices)
             yield indptr[:rows], starts
-            torch.clamp(no_starts[rows:], min=edges, out=indptr[rows:])
+            # Each padding row has an edge, as long as there are enough, and the last ones share
+            # the others evenly.
+            torch.clamp(extra[rows:], min=edges - rows + 1, out=indptr[rows:])
+            indptr[rows:] += numbers[rows:]
+            if len(sources) - edges < len(indptr) - rows:
+                indptr[rows:].clamp_(max=len(sources))
             yield sources[:edges], indices
             yield sources[edges:], no_indices[edges:]
         for number, frame in enumerate(self.frames):
             for name, column in frame.columns.items():
-                data = contents.rows(number, name, column)
+                data = contents.rows(number, name, column.data)
                 if data is not None:
-                    yield column[: len(data)], data
+                    column.shrink(len(data))
+                    yield column.data[: len(data)], data
 
     def block(self, nodes: Sequence[int], edges: Sequence[int]) -> DGLBlock:
         """A block of the first ``nodes``, sources before destinations, and ``edges``."""
@@ -337,31 +286,52 @@ class _BlockBuffers:
                 self._schema.ends, self._indptrs, self._sources, edges, strict=True
             )
         ]
-        frames = [
-            buffers.frame(rows) for buffers, rows in zip(self.frames, (*nodes, *edges), strict=True)
-        ]
-        block = DGLBlock.__new__(DGLBlock)
-        block.__dict__ = {
-            **self._attributes,
-            "_graph": TensorIndex(self._schema, nodes, relations),
-            "_node_frames": frames[: len(nodes)],
-            "_edge_frames": frames[len(nodes) :],
-        }
-        return block
-
-    def forget(self) -> None:
-        for buffers in self.frames:
-            buffers.forget()
+        return self._graph(TensorIndex(self._schema, nodes, relations), nodes, edges)
 
 
-def _even_starts(indptr: torch.Tensor, edges: int) -> torch.Tensor:
-    """An indptr, counted from its end, that distributes edges evenly over destinations.
+def _even_starts(indptr: torch.Tensor, edges: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where rows start if the last ones share all edges evenly, less their numbers; the numbers.
 
     If one destination had all padding edges, atomic additions would serialise there.
     """
     last = len(indptr) - 1
-    places = torch.arange(-last, 1, dtype=indptr.dtype, device=indptr.device)
-    return edges + -(-edges // last) * places
+    numbers = torch.arange(last + 1, dtype=indptr.dtype, device=indptr.device)
+    return edges + -(-edges // last) * (numbers - last) - numbers, numbers
+
+
+class _PairBuffers(_GraphBuffers):
+    """Static buffers of a graph of node pairs, whose padding edges join the last nodes."""
+
+    def __init__(self, graph: DGLGraph, nodes: Sequence[int], edges: Sequence[int]) -> None:
+        super().__init__(graph, nodes, edges)
+        self._nodes, self._edges = nodes, edges
+        ids = torch.empty(0, dtype=graph.idtype, device=graph.device)
+        self._ends = [
+            tuple((ids.new_zeros(count), ids.new_full((count,), nodes[end] - 1)) for end in ends)
+            for ends, count in zip(self._schema.ends, edges, strict=True)
+        ]
+
+    def load(self, graph: DGLGraph) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Pairs of a destination and the tensor to copy there."""
+        for relation, ends in zip(graph._graph.relations, self._ends, strict=True):
+            for data, (buffer, padding) in zip(relation.coo(), ends, strict=True):
+                yield buffer[: len(data)], data
+                yield buffer[len(data) :], padding[len(data) :]
+        frames = (*graph._node_frames, *graph._edge_frames)
+        for buffers, frame in zip(self.frames, frames, strict=True):
+            for name, column in buffers.columns.items():
+                data = _read(frame, name)
+                column.shrink(len(data))
+                yield column.data[: len(data)], data
+
+    def graph(self) -> DGLGraph:
+        """The loaded graph with padding."""
+        relations = [
+            Relation(self._nodes[src], self._nodes[dst], coo=Coo(row, col))
+            for (src, dst), ((row, _), (col, _)) in zip(self._schema.ends, self._ends, strict=True)
+        ]
+        index = TensorIndex(self._schema, self._nodes, relations)
+        return self._graph(index, self._nodes, self._edges)
 
 
 class _FrameBuffers:
@@ -372,7 +342,7 @@ class _FrameBuffers:
         self._first: Frame | None = frame
         self._schemes = {name: column.scheme for name, column in frame._columns.items()}
         #: Those that the model has read.
-        self.columns: dict[str, torch.Tensor] = {}
+        self.columns: dict[str, RowBuffer] = {}
 
     def forget(self) -> None:
         self._first = None
@@ -383,21 +353,16 @@ class _FrameBuffers:
 
     def column(self, name: str) -> torch.Tensor:
         """The buffer of a feature, allocated at the first call."""
-        found = self.columns.get(name)
-        if found is None:
+        buffer = self.columns.get(name)
+        if buffer is None:
             if self._first is None:
                 raise InvalidInputError(
                     f"read feature '{name}' of a mini-batch",
                     "the forward pass did not read it for the first mini-batch",
                     "read the same features for every mini-batch",
                 )
-            data = _read(self._first, name)
-            # Padding rows get numbers that can be divided by, and classes and ids that exist.
-            fill = data.new_ones if data.is_floating_point() else data.new_zeros
-            found = fill((self.rows, *data.shape[1:]))
-            found[: len(data)].copy_(data)
-            self.columns[name] = found
-        return found
+            buffer = self.columns[name] = RowBuffer(_read(self._first, name), self.rows)
+        return buffer.data
 
 
 def _read(frame: Frame, name: str) -> torch.Tensor:

@@ -1,0 +1,151 @@
+"""Compares replays of a model with its eager passes over the same mini-batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from dgl_mgpu.capture.call import Call, NotCapturable, inside, split_tensors
+from dgl_mgpu.capture.graphs import ModelGraphs
+
+#: How far results may be apart, as a share of the largest one: kernels add up in another order.
+_TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 1e-2}
+#: As :data:`_TOLERANCE`, where matrix products of single precision round their factors.
+_TF32_TOLERANCE = 1e-2
+
+_DROPOUTS = frozenset(
+    {
+        torch.dropout,
+        torch.dropout_,
+        torch.feature_dropout,
+        torch.alpha_dropout,
+        torch.feature_alpha_dropout,
+        F.dropout,
+        F.dropout1d,
+        F.dropout2d,
+        F.dropout3d,
+        F.alpha_dropout,
+        F.feature_alpha_dropout,
+    }
+)
+
+Results = tuple[Sequence[torch.Tensor], Sequence[torch.Tensor | None]]
+
+
+class NoDropout(TorchFunctionMode):
+    """Within, dropout keeps everything: padded mini-batches would draw other numbers."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in _DROPOUTS:
+            return args[0] if args else kwargs["input"]
+        return func(*args, **kwargs)
+
+
+def checked_result(model: nn.Module, call: Call, graphs: ModelGraphs) -> Any:
+    """The eager result of a call, which a replay was compared with.
+
+    Where dropout draws random numbers, two comparisons are made in place of one: of the padded
+    mini-batch with the mini-batch, both without dropout; and of a replay with the eager passes over
+    the padded mini-batch, which draw the same numbers.
+
+    Raises
+    ------
+    NotCapturable
+        If outputs or gradients differ.
+    """
+    generator = _generator(call.device)
+    before = generator.get_state()
+    with inside():
+        result = model._call_impl(*call.args, **call.kwargs)
+    after = generator.get_state()
+    try:
+        tensors, template = split_tensors(result)
+        graphs.match_outputs(call, tensors, template)
+        gradients = _random_gradients(tensors)
+        flat = call.sizes.flat
+        graphs.load(call)
+        if torch.equal(before, after):
+            expected = _with_gradients(graphs, call, tensors, gradients)
+            _compare(graphs.replayed(flat, gradients), expected, "a replay")
+            return result
+        with NoDropout(), inside():
+            tensors, _ = split_tensors(model._call_impl(*call.args, **call.kwargs))
+            if not torch.equal(after, generator.get_state()):
+                raise NotCapturable("it draws random numbers for other things than dropout")
+            expected = _with_gradients(graphs, call, tensors, gradients)
+            padded = graphs.eager(model, flat, gradients)
+        _compare(padded, expected, "a padded mini-batch")
+        generator.set_state(before)
+        padded = graphs.eager(model, flat, gradients)
+        generator.set_state(before)
+        _compare(graphs.replayed(flat, gradients), padded, "a replay")
+        return result
+    finally:
+        generator.set_state(after)
+
+
+def _generator(device: torch.device) -> torch.Generator:
+    if device.type == "cuda":
+        return torch.cuda.default_generators[device.index]
+    return torch.default_generator
+
+
+def _random_gradients(outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Gradients of the outputs that have some, from a generator of their own."""
+    wanted = [output for output in outputs if output.requires_grad]
+    if not wanted:
+        return []
+    generator = torch.Generator(wanted[0].device).manual_seed(0)
+    return [
+        torch.randn(output.shape, generator=generator, device=output.device).to(output.dtype)
+        for output in wanted
+    ]
+
+
+def _with_gradients(
+    graphs: ModelGraphs,
+    call: Call,
+    outputs: Sequence[torch.Tensor],
+    gradients: Sequence[torch.Tensor],
+) -> Results:
+    starts = [output for output in outputs if output.requires_grad]
+    if not starts:
+        return outputs, []
+    with torch.autocast(call.device.type, enabled=False):
+        found = torch.autograd.grad(
+            starts, graphs.differentiated(call), gradients, allow_unused=True, retain_graph=True
+        )
+    return outputs, found
+
+
+def _compare(found: Results, expected: Results, what: str) -> None:
+    for name, ours, theirs in zip(("outputs", "gradients"), found, expected, strict=True):
+        for one, other in zip(ours, theirs, strict=True):
+            if one is None and other is None:
+                continue
+            if one is None or other is None or not _is_close(one, other):
+                raise NotCapturable(f"{what} gave other {name} than the eager passes")
+
+
+def _is_close(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    if not one.is_floating_point():
+        return torch.equal(one, other)
+    if not one.numel():
+        return True
+    tolerance = _TOLERANCE[one.dtype]
+    if one.dtype == torch.float32 and one.is_cuda and torch.backends.cuda.matmul.allow_tf32:
+        tolerance = _TF32_TOLERANCE
+    one, other = one.detach().double(), other.detach().double()
+    difference = (one - other).abs().nan_to_num(0).max()
+    is_nan_alike = torch.equal(one.isnan(), other.isnan())
+    return is_nan_alike and bool(difference <= tolerance * other.abs().nan_to_num(0).max() + 1e-12)

@@ -1,0 +1,358 @@
+"""CUDA graphs of a model's forward and backward pass over padded mini-batches."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import weakref
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from dgl import DGLError
+from torch import nn
+from torch.autograd.function import once_differentiable
+from torch.func import functional_call
+
+from dgl_mgpu.capture.call import (
+    Call,
+    NotCapturable,
+    ObservedSizes,
+    Template,
+    recording,
+    split_tensors,
+)
+from dgl_mgpu.capture.cuda_graph import captured, host_waits_refused, new_pool
+from dgl_mgpu.capture.guards import ModelState
+from dgl_mgpu.capture.static_buffers import RowBuffer, StaticBuffers
+from dgl_mgpu.errors import InvalidInputError
+
+
+class ModelGraphs:
+    """CUDA graphs of a model's forward and backward pass, and the static buffers they read.
+
+    Parameters
+    ----------
+    model : nn.Module
+    call : Call
+        The first one, which is loaded.
+    observed : ObservedSizes
+        Of calls so far.
+    """
+
+    def __init__(self, model: nn.Module, call: Call, observed: ObservedSizes) -> None:
+        self.state = ModelState(model)
+        self._device, self._dst_types = call.device, call.dst_types
+        capacity = observed.largest.capacity(observed.smallest, self._dst_types)
+        if not capacity.hold_padded(call.sizes, self._dst_types):
+            raise NotCapturable("its mini-batches differ too much in their numbers of edges")
+        self._template = call.template()
+        self._buffers = StaticBuffers(call.blocks, capacity, call.pair_graphs)
+        #: By tensor: of which of the sizes it has as many rows, if of any.
+        self._axes = observed.axes
+        self._tensors = [
+            RowBuffer(tensor, len(tensor) if axis is None else capacity.flat[axis])
+            for tensor, axis in zip(map(_with_rows, call.tensors), self._axes, strict=True)
+        ]
+        self._is_scalar = [not tensor.dim() for tensor in call.tensors]
+        self._with_grad = torch.is_grad_enabled()
+        self._needs_grad = [self._with_grad and tensor.requires_grad for tensor in call.tensors]
+        #: Parameters that require gradients, by name.
+        self._parameters = {
+            name: parameter
+            for name, parameter in model.named_parameters()
+            if self._with_grad and parameter.requires_grad
+        }
+        self._autocast = _recorded_autocast(call.device.type)
+        #: What the backward pass starts from: the last forward pass's outputs and inputs.
+        self._last: tuple[list[torch.Tensor], list[torch.Tensor]] = [], []
+        #: Whether a module that raises for nodes without in-edges would have done so.
+        self._lacks_in_edges = torch.zeros((), dtype=torch.bool, device=call.device)
+        self._lacks_in_edges_on_host = torch.zeros(
+            (), dtype=torch.bool, pin_memory=call.device.type == "cuda"
+        )
+        self.num_replays = 0
+        #: By output: of which of the sizes it has as many rows; known after a comparison.
+        self._output_axes: list[int | None] = []
+        #: Which forward pass the graphs' memory is of, and what lives while its backward pass may
+        #: come.
+        self._generation = 0
+        self._pending: Callable[[], object] = _nothing
+        self._record(model)
+
+    # -- recording ------------------------------------------------------------------------
+
+    def _record(self, model: nn.Module) -> None:
+        pool = new_pool(self._device)
+        with torch.random.fork_rng([self._device] if self._device.type == "cuda" else []):
+            outputs = self._forward(model)  # allocates buffers of the features that it reads
+            self._buffers.forget()
+            #: Gradients of the outputs that have some, for the backward pass to start from.
+            self._grad_outputs = [
+                torch.zeros_like(output) for output in outputs if output.requires_grad
+            ]
+            #: How many rows of each are no zeros.
+            self._grad_rows = [0] * len(self._grad_outputs)
+            self._outputs_need_grad = [output.requires_grad for output in outputs]
+            self._padded_shapes = [output.shape for output in outputs]
+            self._backward()
+            with host_waits_refused():
+                self._forward(model)
+                self._backward()
+            self._replay_forward = captured(partial(self._forward, model), self._device, pool)
+            self._replay_backward = (
+                captured(self._backward, self._device, pool) if self._grad_outputs else list
+            )
+
+    def _forward(self, model: nn.Module) -> list[torch.Tensor]:
+        """The model's outputs for what is in the buffers, padding included."""
+        # Share the parameters' memory but no autograd history, which autograd would wait for.
+        leaves = {
+            name: parameter.detach().requires_grad_()
+            for name, parameter in self._parameters.items()
+        }
+        tensors = [
+            (buffer.data[0] if is_scalar else buffer.data).detach().requires_grad_(needs_grad)
+            for buffer, is_scalar, needs_grad in zip(
+                self._tensors, self._is_scalar, self._needs_grad, strict=True
+            )
+        ]
+        args, kwargs = self._template.filled(
+            self._buffers.blocks(), self._buffers.pair_graphs(), tensors
+        )
+        with recording() as flags, self._autocast(), torch.set_grad_enabled(self._with_grad):
+            result = functional_call(model, leaves, args, kwargs)
+        if flags:
+            self._lacks_in_edges.logical_or_(torch.stack(flags).any())
+            self._lacks_in_edges_on_host.copy_(self._lacks_in_edges, non_blocking=True)
+        outputs, self._result = split_tensors(result)
+        self._last = (
+            [output for output in outputs if output.requires_grad],
+            [*leaves.values(), *(tensor for tensor in tensors if tensor.requires_grad)],
+        )
+        return outputs
+
+    def _backward(self) -> list[torch.Tensor | None]:
+        """Gradients of the last forward pass's inputs, from those of its outputs."""
+        outputs, inputs = self._last
+        if not outputs:
+            return []
+        with torch.autocast(self._device.type, enabled=False):
+            # What is saved for it is not freed: a script may run the backward pass twice.
+            gradients = torch.autograd.grad(
+                outputs, inputs, self._grad_outputs, allow_unused=True, retain_graph=True
+            )
+        return [*gradients]
+
+    # -- calls ----------------------------------------------------------------------------
+
+    def takes(self, call: Call) -> bool:
+        """Whether a call fits the buffers."""
+        flat = call.sizes.flat
+        return (
+            self._buffers.sizes.hold_padded(call.sizes, self._dst_types)
+            and all(
+                len(tensor) == (len(buffer.data) if axis is None else flat[axis])
+                for tensor, axis, buffer in zip(
+                    map(_with_rows, call.tensors), self._axes, self._tensors, strict=True
+                )
+            )
+            and self._buffers.takes(call.blocks, call.pair_graphs)
+        )
+
+    def is_free(self) -> bool:
+        """Whether no backward pass of an earlier call is outstanding."""
+        return self._pending() is None
+
+    def replay(self, call: Call) -> Any:
+        """The model's result for a call that the graphs take.
+
+        Raises
+        ------
+        DGLError
+            If a module that raises for nodes without in-edges got one in an earlier call.
+        """
+        if self._lacks_in_edges_on_host:
+            raise DGLError(
+                "There are 0-in-degree nodes in the graph of an earlier mini-batch, whose output "
+                "is invalid. Add self-loops with dgl.add_self_loop(g), or make the module with "
+                "allow_zero_in_degree=True. (The model is captured as a CUDA graph, which notices "
+                "this after the call: --capture=off raises in the call itself.)"
+            )
+        self.load(call)
+        self.num_replays += 1
+        if self._grad_outputs:
+            outputs = _Replay.apply(self, call.sizes.flat, *self._differentiated(call))
+        else:
+            outputs = self.replay_forward(call.sizes.flat)
+        return self._result.filled((), (), outputs)
+
+    def load(self, call: Call) -> None:
+        """Copy a call's graphs and tensors into the buffers."""
+        tensors = [_with_rows(tensor.detach()) for tensor in call.tensors]
+        self._buffers.load(
+            call.blocks, call.pair_graphs, [*zip(self._tensors, tensors, strict=True)]
+        )
+        self._generation += 1
+
+    def _differentiated(self, call: Call) -> list[torch.Tensor]:
+        return [
+            *self._parameters.values(),
+            *itertools.compress(call.tensors, self._needs_grad),
+        ]
+
+    def replay_forward(self, flat: Sequence[int]) -> list[torch.Tensor]:
+        """The outputs for what was loaded, without padding."""
+        return self._cut(self._replay_forward(), flat)
+
+    def _cut(self, outputs: Sequence[torch.Tensor], flat: Sequence[int]) -> list[torch.Tensor]:
+        return [
+            output.detach()[: None if axis is None else flat[axis]].clone()
+            if output.dim()
+            else output.detach().clone()
+            for output, axis in zip(outputs, self._output_axes, strict=True)
+        ]
+
+    def replay_backward(
+        self, generation: int, flat: Sequence[int], gradients: Sequence[torch.Tensor | None]
+    ) -> list[torch.Tensor | None]:
+        """Gradients of the inputs, from those of the outputs that have some.
+
+        Raises
+        ------
+        InvalidInputError
+            If another forward pass has been replayed since.
+        """
+        if generation != self._generation:
+            raise InvalidInputError(
+                "run the backward pass of a model's call again",
+                "the model is captured as a CUDA graph, and its memory holds another call by now",
+                "run all backward passes of a call before the next call, or use --capture=off",
+            )
+        self._load_gradients(flat, gradients)
+        return self._inputs_gradients(self._replay_backward(), flat)
+
+    def _load_gradients(
+        self, flat: Sequence[int], gradients: Sequence[torch.Tensor | None]
+    ) -> None:
+        """Copy the outputs' gradients to where the backward pass reads them; padding gets zeros."""
+        for number, (axis, gradient) in enumerate(zip(self._grad_axes, gradients, strict=True)):
+            buffer, loaded = _with_rows(self._grad_outputs[number]), self._grad_rows[number]
+            rows = 0 if gradient is None else len(buffer) if axis is None else flat[axis]
+            if gradient is not None:
+                buffer[:rows].copy_(_with_rows(gradient))
+            if rows < loaded:
+                buffer[rows:loaded].zero_()
+            self._grad_rows[number] = rows
+
+    def _inputs_gradients(
+        self, gradients: Sequence[torch.Tensor | None], flat: Sequence[int]
+    ) -> list[torch.Tensor | None]:
+        """Copies of gradients, whose memory the next replay overwrites."""
+        of_tensors = len(gradients) - len(self._parameters)
+        cut = [*gradients]
+        axes = itertools.compress(self._axes, self._needs_grad)
+        for number, axis in zip(range(len(cut) - of_tensors, len(cut)), axes, strict=True):
+            gradient = cut[number]
+            if gradient is not None and axis is not None:
+                cut[number] = gradient[: flat[axis]]
+        present = [gradient for gradient in cut if gradient is not None]
+        copies = iter(torch._foreach_mul(present, 1) if present else ())
+        return [None if it is None else next(copies) for it in cut]
+
+    # -- for comparisons ------------------------------------------------------------------
+
+    def match_outputs(self, call: Call, outputs: Sequence[torch.Tensor], result: Template) -> None:
+        """Find out which rows of the padded outputs are those that a model gave for a call.
+
+        Raises
+        ------
+        NotCapturable
+            If that cannot be told from their shapes.
+        """
+        if result != self._result:
+            raise NotCapturable("its result differs from call to call")
+        capacity, flat = self._buffers.sizes.flat, call.sizes.flat
+        axes: list[int | None] = []
+        padded = self._padded_shapes
+        for output, shape in zip(outputs, padded, strict=True):
+            if output.shape == shape:
+                axes.append(None)
+                continue
+            fitting = [
+                axis
+                for axis, (count, most) in enumerate(zip(flat, capacity, strict=True))
+                if (count, most) == (output.shape[:1] + shape[:1])
+            ]
+            if not fitting or output.shape[1:] != shape[1:]:
+                raise NotCapturable("an output does not have a row for each node or edge")
+            axes.append(fitting[0])
+        self._output_axes = axes
+        self._grad_axes = [*itertools.compress(axes, self._outputs_need_grad)]
+
+    def eager(
+        self, model: nn.Module, flat: Sequence[int], gradients: Sequence[torch.Tensor]
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor | None]]:
+        """Outputs and gradients of what was loaded, padding included, computed without a replay."""
+        outputs = self._cut(self._forward(model), flat)
+        self._load_gradients(flat, gradients)
+        return outputs, self._inputs_gradients(self._backward(), flat)
+
+    def replayed(
+        self, flat: Sequence[int], gradients: Sequence[torch.Tensor]
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor | None]]:
+        """Outputs and gradients of what was loaded, by a replay."""
+        outputs = self.replay_forward(flat)
+        self._load_gradients(flat, gradients)
+        return outputs, self._inputs_gradients(self._replay_backward(), flat)
+
+    def differentiated(self, call: Call) -> list[torch.Tensor]:
+        """What gradients of a call are of: parameters, then tensors."""
+        return self._differentiated(call)
+
+
+class _Token:
+    """Lives as long as a backward pass may come."""
+
+
+class _Replay(torch.autograd.Function):
+    """A forward pass and, later, its backward pass by replays."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, graphs: ModelGraphs, flat: Sequence[int], *inputs: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        outputs = graphs.replay_forward(flat)
+        ctx.graphs, ctx.flat, ctx.generation = graphs, flat, graphs._generation
+        ctx.token = _Token()
+        graphs._pending = weakref.ref(ctx.token)
+        ctx.needs_grad = graphs._outputs_need_grad
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(
+            *(out for out, needs in zip(outputs, ctx.needs_grad, strict=True) if not needs)
+        )
+        return tuple(outputs)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[Any, ...]:
+        wanted = [*itertools.compress(gradients, ctx.needs_grad)]
+        found = ctx.graphs.replay_backward(ctx.generation, ctx.flat, wanted)
+        ctx.token = None
+        return None, None, *found
+
+
+def _nothing() -> None:
+    return None
+
+
+def _with_rows(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if tensor.dim() else tensor[None]
+
+
+def _recorded_autocast(kind: str) -> Callable[[], contextlib.AbstractContextManager[Any]]:
+    """The autocast that is on now; without its cache, which would outlive the recorded work."""
+    if not torch.is_autocast_enabled(kind):
+        return contextlib.nullcontext
+    return partial(torch.autocast, kind, torch.get_autocast_dtype(kind), cache_enabled=False)

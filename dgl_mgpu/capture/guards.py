@@ -1,0 +1,144 @@
+"""What a model's forward pass depends on beside its arguments, and whether it has changed."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+import random
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from dgl.heterograph import DGLGraph
+from torch import nn
+from torch.nn.modules import module as torch_module
+from torch.nn.modules.batchnorm import _BatchNorm
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_GLOBAL_HOOKS = tuple(f"_global{name}" for name in _HOOKS)
+#: What `nn.Module` keeps in its instances.
+_TORCHS = frozenset(vars(nn.Module()))
+
+
+def obstacle(model: nn.Module) -> str | None:
+    """Why a model cannot be captured, as far as its modules tell; None if they do not."""
+    if any(getattr(torch_module, name) for name in _GLOBAL_HOOKS):
+        return "hooks are registered for all modules"
+    for name, module in model.named_modules():
+        where = f"'{name}'" if name else "it"
+        if isinstance(module, _BatchNorm) and (module.training or not module.track_running_stats):
+            return f"{where} is batch normalisation, whose statistics would count padding rows"
+        if any(getattr(module, hooks) for hooks in _HOOKS):
+            return f"{where} has hooks, which a replay does not call"
+        if any(it._backward_hooks for it in module._parameters.values() if it is not None):
+            return f"a parameter of {where} has hooks"
+        if isinstance(module, torch.jit.ScriptModule) or "_orig_mod" in module._modules:
+            return f"{where} is compiled"
+    return None
+
+
+class ModelState:
+    """Parameters, buffers, attributes and submodules of a model, as they are now.
+
+    Attributes that a script assigns are noticed, and so are changes of lists, dicts and sets that
+    are attributes.  What is deeper inside such objects is not.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        modules = [*model.modules()]
+        # The dicts of a module do not keep it alive.
+        self._tables = [
+            table
+            for module in modules
+            for table in (vars(module), module._parameters, module._buffers, module._modules)
+        ]
+        self._owners = [type(module).__name__ for module in modules for _ in range(4)]
+        self._containers = [
+            (f"{type(module).__name__}.{name}", it, _parts(it))
+            for module in modules
+            for name, it in vars(module).items()
+            if isinstance(it, list | dict | set) and name not in _TORCHS
+        ]
+        self._tensors = [*_tensors(modules)]
+        self._memory = [tensor.data_ptr() for tensor in self._tensors]
+        self._requires_grad = [tensor.requires_grad for tensor in self._tensors]
+        self._keep()
+
+    def _keep(self) -> None:
+        # Values are kept, so that no other object can have the same id.
+        self._values = [*map(dict, self._tables)]
+        self._ids = self._ids_now()
+
+    def _ids_now(self) -> list[int]:
+        return [*map(id, itertools.chain.from_iterable(map(dict.values, self._tables)))]
+
+    def change(self) -> str | None:
+        """What has changed since, as a phrase; None if nothing has."""
+        if self._ids_now() != self._ids:
+            for owner, now, then in zip(self._owners, self._tables, self._values, strict=True):
+                for name in now.keys() | then.keys():
+                    if not _is_same(now.get(name, now), then.get(name, then)):
+                        return f"{owner}.{name} has changed"
+            self._keep()
+        for name, container, before in self._containers:
+            parts = _parts(container)
+            if len(parts) != len(before) or not all(map(_is_same, parts, before)):
+                return f"{name} has changed"
+        if [tensor.data_ptr() for tensor in self._tensors] != self._memory:
+            return "a parameter or buffer has other memory"
+        if [tensor.requires_grad for tensor in self._tensors] != self._requires_grad:
+            return "other parameters require gradients"
+        return None
+
+
+def _is_same(one: Any, two: Any) -> bool:
+    return one is two or (
+        type(one) is type(two) and isinstance(one, int | float | str) and one == two
+    )
+
+
+def _parts(container: Any) -> list[Any]:
+    return [*container, *container.values()] if isinstance(container, dict) else [*container]
+
+
+def _tensors(modules: Sequence[nn.Module]) -> Iterator[torch.Tensor]:
+    for module in modules:
+        for table in (module._parameters, module._buffers):
+            yield from (tensor for tensor in table.values() if tensor is not None)
+
+
+class SideEffects:
+    """Finds what a model's forward pass changes beside its result, which a replay would not."""
+
+    def __init__(self, model: nn.Module, graphs: Sequence[DGLGraph]) -> None:
+        self._graphs = graphs
+        self._state = ModelState(model)
+        self._buffers = [(buffer, buffer._version) for buffer in model.buffers()]
+        self._columns = [*map(_columns, graphs)]
+        # On a CPU dropout draws from the same generator.
+        self._with_torch = graphs[0].device.type != "cpu"
+        self._random = _random_states(self._with_torch)
+
+    def found(self) -> str | None:
+        """What has changed, as a phrase; None if nothing has."""
+        change = self._state.change()
+        if change is not None:
+            return f"its forward pass has side effects: {change}"
+        if any(buffer._version != version for buffer, version in self._buffers):
+            return "its forward pass changes a buffer"
+        if [*map(_columns, self._graphs)] != self._columns:
+            return "its forward pass leaves features in its graphs (use local_scope)"
+        if _random_states(self._with_torch) != self._random:
+            return "its forward pass draws random numbers on the CPU"
+        return None
+
+
+def _columns(graph: DGLGraph) -> list[tuple[str, int]]:
+    frames = (*graph._node_frames, *graph._edge_frames)
+    return [(name, id(column)) for frame in frames for name, column in frame._columns.items()]
+
+
+def _random_states(with_torch: bool) -> tuple[Any, ...]:
+    states = [torch.get_rng_state().numpy().tobytes()] if with_torch else []
+    return random.getstate(), pickle.dumps(np.random.get_state()), *states
