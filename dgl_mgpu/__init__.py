@@ -35,6 +35,7 @@ RenamedModules(
 ).install()
 
 if TYPE_CHECKING:
+    from dgl_mgpu.capture.calls import capture_models
     from dgl_mgpu.data import Dataset, load
     from dgl_mgpu.dgl.capi.record import profile_calls
     from dgl_mgpu.distributed.graph import PartitionedGraph, partition_graph
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
     from dgl_mgpu.train.trained_run import TrainedRun, load_run
 
 _HOME = {
+    "capture_models": "capture.calls",
     "profile_calls": "dgl.capi.record",
     "EmbeddingSpec": "store.embedding.tables",
     "SparseAdagrad": "store.embedding.optimizers",
@@ -105,6 +107,7 @@ __all__ = [
     "Topology",
     "TrainedRun",
     "append_unique",
+    "capture_models",
     "gather_rows",
     "inference",
     "load",

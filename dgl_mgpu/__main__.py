@@ -43,6 +43,9 @@ script starts; with any of them also where there is one rank alone:
   --store=on|off     keep them in a store, as it is by default; or pin them in each process, as
                      DGL does
   --config FILE      a YAML file with such keys below 'store:'
+
+  --capture=on|off   run models that are called with mini-batches on a GPU as CUDA graphs, where
+                     these give the same (off by default)
 """
 
 

@@ -12,6 +12,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from dgl_mgpu.capture.call import first_block, thread
 from dgl_mgpu.capture.model import CapturedModel
+from dgl_mgpu.sampling.async_blocks import prepare_gradients
 
 #: Call their module themselves, which is what is captured.
 _WRAPPERS = (DistributedDataParallel, DataParallel)
@@ -44,7 +45,9 @@ def capture_models(on: bool = True) -> None:
     CUDA graphs are those of ``torch.cuda.CUDAGraph``.  They are freed with their model.
     """
     nn.Module.__call__ = _call if on else _torchs_call  # type: ignore[method-assign]
-    _models.clear()
+    if not on:
+        _models.clear()
+        prepare_gradients(True)
 
 
 def _call(self: nn.Module, /, *args: Any, **kwargs: Any) -> Any:

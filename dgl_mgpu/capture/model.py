@@ -16,6 +16,7 @@ from dgl_mgpu.capture.cuda_graph import captures
 from dgl_mgpu.capture.graphs import ModelGraphs
 from dgl_mgpu.capture.guards import SideEffects, obstacle
 from dgl_mgpu.errors import DGLMGPUError
+from dgl_mgpu.sampling.async_blocks import prepare_gradients
 
 #: Calls of one kind before one is captured: their sizes determine the capacity.
 WARM_UP = 3
@@ -148,7 +149,9 @@ class CapturedModel:
         """Capture a call and compare; the eager result."""
         try:
             kind.graphs = ModelGraphs(model, call, kind.observed)
-            return checked_result(model, call, kind.graphs)
+            result = checked_result(model, call, kind.graphs)
+            prepare_gradients(False)
+            return result
         except NotCapturable:
             raise
         except Exception as error:

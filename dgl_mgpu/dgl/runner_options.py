@@ -17,7 +17,7 @@ from dgl_mgpu.errors import ConfigError
 #: Carries the options to child processes.
 VARIABLE = "_DGL_MGPU_RUNNER_OPTIONS"
 
-_STORE, _CONFIG = "--store", "--config"
+_STORE, _CONFIG, _CAPTURE = "--store", "--config", "--capture"
 #: Has keys of one's own below it.
 _BY_NAME = "feature_dtypes"
 _SWITCH = {"on": True, "true": True, "off": False, "false": False}
@@ -34,10 +34,13 @@ class RunnerOptions:
         :class:`~dgl_mgpu.store.planning.StoreOptions`; None if nothing was said, not even ``on``.
     uses_store : bool
         False for ``off``: every process pins its graphs, as DGL does.
+    captures : bool
+        Whether models run as CUDA graphs (:func:`dgl_mgpu.capture_models`).
     """
 
     store: Mapping[str, Any] | None = None
     uses_store: bool = True
+    captures: bool = False
 
 
 def take_options(arguments: Sequence[str]) -> tuple[RunnerOptions | None, list[str]]:
@@ -45,7 +48,7 @@ def take_options(arguments: Sequence[str]) -> tuple[RunnerOptions | None, list[s
 
     ``--store.KEY=VALUE``, ``--store=on``, ``--store=off`` and ``--config FILE``, which has the same
     keys in its group ``store``; the command line has the last word.  Values are written as those of
-    ``dgl-mgpu train``.
+    ``dgl-mgpu train``.  ``--capture=on`` and ``--capture=off``.
 
     Parameters
     ----------
@@ -67,7 +70,11 @@ def take_options(arguments: Sequence[str]) -> tuple[RunnerOptions | None, list[s
     rest = list(arguments)
     said: dict[str, Any] = {}
     written: dict[str, Any] = {}
+    captures = RunnerOptions.captures
     while rest:
+        if rest[0].partition("=")[0] == _CAPTURE:
+            captures = _switched(_CAPTURE, rest.pop(0).partition("=")[2])
+            continue
         if rest[0] == _STORE or rest[0].startswith((f"{_STORE}.", f"{_STORE}=")):
             key, value = _parsed(rest.pop(0))
             said = _after(said, {key: value})
@@ -80,13 +87,23 @@ def take_options(arguments: Sequence[str]) -> tuple[RunnerOptions | None, list[s
             break
     if len(rest) == len(arguments):
         return None, rest
+    if not said and not written and not _names_store(arguments[: len(arguments) - len(rest)]):
+        return RunnerOptions(captures=captures), rest
     values = _after(written, said)
-    switch = str(values.pop("", "on")).lower()
-    if switch not in _SWITCH:
-        raise ConfigError(f"set {_STORE}={switch}", "it is neither on nor off", "say on or off")
+    uses_store = _switched(_STORE, str(values.pop("", "on")))
     from dgl_mgpu.config.store_options import options_as_written
 
-    return RunnerOptions(options_as_written(values, _STORE), _SWITCH[switch]), rest
+    return RunnerOptions(options_as_written(values, _STORE), uses_store, captures), rest
+
+
+def _names_store(words: Sequence[str]) -> bool:
+    return any(word.startswith((_STORE, _CONFIG)) for word in words)
+
+
+def _switched(option: str, value: str) -> bool:
+    if value.lower() not in _SWITCH:
+        raise ConfigError(f"set {option}={value}", "it is neither on nor off", "say on or off")
+    return _SWITCH[value.lower()]
 
 
 def hand_on(options: RunnerOptions) -> None:

@@ -193,11 +193,20 @@ def can_use_slots(loader: Any) -> bool:
     )
 
 
+_prepares_gradients = True
+
+
+def prepare_gradients(on: bool) -> None:
+    """Whether to make ahead what backward passes read of blocks; captured ones read copies."""
+    global _prepares_gradients
+    _prepares_gradients = on
+
+
 def finish_blocks(sampler: Any, sampled: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
     """What was sampled, with what else a sampler is to give it."""
     inputs, outputs, blocks = sampled
     require_layers(sampler)
-    if blocks[0].device.type == "cuda" and torch.is_grad_enabled():
+    if blocks[0].device.type == "cuda" and torch.is_grad_enabled() and _prepares_gradients:
         # Here, where batches are made ahead, and not in the middle of the backward pass.
         _transpose(blocks[1:])
     if sampler.output_device is not None:

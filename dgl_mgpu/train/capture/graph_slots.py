@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 import torch
 from dgl.heterograph import DGLBlock
 
+from dgl_mgpu.capture.cuda_graph import StreamEvent, record_event, wait_event
+from dgl_mgpu.capture.static_buffers import Sizes, StaticBuffers
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.ops import EtypeBlock
 from dgl_mgpu.sampling.dataloading import batches_into_slots
 from dgl_mgpu.sampling.loader_batches import FeatureSource
-from dgl_mgpu.capture.cuda_graph import StreamEvent, record_event, wait_event
-from dgl_mgpu.capture.static_buffers import Sizes, StaticBuffers
 
 
 def _nothing() -> None:

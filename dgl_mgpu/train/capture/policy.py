@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from dgl_mgpu.train.capture.graph_slots import ShapeKey
 from dgl_mgpu.capture.static_buffers import Sizes
+from dgl_mgpu.train.capture.graph_slots import ShapeKey
 
 #: Batches of a shape before one is captured: one-time preparation happens in these, and their sizes
 #: determine the capacity.

@@ -12,7 +12,6 @@ from dgl.dataloading import DataLoader
 from torch import nn
 from torch.func import functional_call
 
-from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.capture.cuda_graph import (
     captured,
     captures,
@@ -22,6 +21,8 @@ from dgl_mgpu.capture.cuda_graph import (
     record_event,
     wait_event,
 )
+from dgl_mgpu.capture.static_buffers import Sizes, StaticBuffers
+from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.train.capture.graph_slots import (
     GraphSlot,
     Results,

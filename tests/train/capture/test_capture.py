@@ -17,12 +17,12 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import dgl_mgpu
+from dgl_mgpu.capture import cuda_graph as capture
+from dgl_mgpu.capture.static_buffers import Sizes, StaticBuffers
 from dgl_mgpu.errors import InvalidInputError, UnavailableError
 from dgl_mgpu.graph.dispatch import tensor_backed_graphs
-from dgl_mgpu.capture import cuda_graph as capture
-from dgl_mgpu.train.capture import step
 from dgl_mgpu.train.capture import policy as choice
-from dgl_mgpu.capture.static_buffers import Sizes, StaticBuffers
+from dgl_mgpu.train.capture import step
 from dgl_mgpu.train.launch.launch import launch
 
 CLASSES = 5

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from dgl.dataloading import DataLoader, MultiLayerFullNeighborSampler, NeighborSampler
 
 import dgl_mgpu
+from dgl_mgpu.capture.static_buffers import StaticBuffers
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.graph.dispatch import tensor_backed_graphs
 from dgl_mgpu.sampling import dataloading
@@ -23,7 +24,6 @@ from dgl_mgpu.train.capture import graph_slots as graph_slots
 from dgl_mgpu.train.capture import policy as choice
 from dgl_mgpu.train.capture import step
 from dgl_mgpu.train.capture.graph_slots import SlotBatch
-from dgl_mgpu.capture.static_buffers import StaticBuffers
 from tests.sampling.side_streams import HostStream
 from tests.train.capture.test_capture import (
     CLASSES,

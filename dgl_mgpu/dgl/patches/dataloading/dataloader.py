@@ -416,6 +416,10 @@ def init_loader(
     )
     if is_shared:
         shared_graphs.share(self, graph, indices, batch_size)
+    if self.device.type == "cuda" and runner_options.told().captures:
+        from dgl_mgpu.capture.calls import capture_models
+
+        capture_models()
 
 
 def _check_batches(sampler: Any, batch_size: Any) -> None:
