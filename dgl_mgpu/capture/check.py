@@ -49,17 +49,12 @@ class NoDropout(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def checked_result(model: nn.Module, call: Call, graphs: ModelGraphs) -> Any:
-    """The eager result of a call, which a replay was compared with.
+def checked_result(model: nn.Module, call: Call, graphs: ModelGraphs) -> tuple[Any, str | None]:
+    """The eager result of a call, and how a replay differs from it, if it does.
 
     Where dropout draws random numbers, two comparisons are made in place of one: of the padded
     mini-batch with the mini-batch, both without dropout; and of a replay with the eager passes over
     the padded mini-batch, which draw the same numbers.
-
-    Raises
-    ------
-    NotCapturable
-        If outputs or gradients differ.
     """
     generator = _generator(call.device)
     before = generator.get_state()
@@ -75,11 +70,11 @@ def checked_result(model: nn.Module, call: Call, graphs: ModelGraphs) -> Any:
         if torch.equal(before, after):
             expected = _with_gradients(graphs, call, tensors, gradients)
             _compare(graphs.replayed(flat, gradients), expected, "a replay")
-            return result
+            return result, None
         with NoDropout(), inside():
             tensors, _ = split_tensors(model._call_impl(*call.args, **call.kwargs))
             if not torch.equal(after, generator.get_state()):
-                raise NotCapturable("it draws random numbers for other things than dropout")
+                return result, "it draws random numbers for other things than dropout"
             expected = _with_gradients(graphs, call, tensors, gradients)
             padded = graphs.eager(model, flat, gradients)
         _compare(padded, expected, "a padded mini-batch")
@@ -87,9 +82,11 @@ def checked_result(model: nn.Module, call: Call, graphs: ModelGraphs) -> Any:
         padded = graphs.eager(model, flat, gradients)
         generator.set_state(before)
         _compare(graphs.replayed(flat, gradients), padded, "a replay")
-        return result
+    except NotCapturable as error:
+        return result, str(error)
     finally:
         generator.set_state(after)
+    return result, None
 
 
 def _generator(device: torch.device) -> torch.Generator:

@@ -107,7 +107,7 @@ class CapturedModel:
                 return self._eager(model, call)
             if graphs.num_replays % CHECK_INTERVAL == FIRST_CHECK:
                 graphs.num_replays += 1
-                return checked_result(model, call, graphs)
+                return self._checked(model, call, kind, graphs)
             return graphs.replay(call)
         kind.count += 1
         kind.observed.add(call)
@@ -146,15 +146,22 @@ class CapturedModel:
         return result
 
     def _capture(self, model: nn.Module, call: Call, kind: _Kind) -> Any:
-        """Capture a call and compare; the eager result."""
+        """Capture a call; its eager result, which a replay was compared with."""
         try:
-            kind.graphs = ModelGraphs(model, call, kind.observed)
-            result = checked_result(model, call, kind.graphs)
-            prepare_gradients(False)
-            return result
+            graphs = ModelGraphs(model, call, kind.observed)
         except NotCapturable:
             raise
         except Exception as error:
             # Models may raise anything; what is not due to the capture comes again without it.
             cause = error.found if isinstance(error, DGLMGPUError) else str(error)
             raise NotCapturable((cause.splitlines() or [type(error).__name__])[0]) from error
+        kind.graphs = graphs
+        prepare_gradients(False)
+        return self._checked(model, call, kind, graphs)
+
+    def _checked(self, model: nn.Module, call: Call, kind: _Kind, graphs: ModelGraphs) -> Any:
+        """The eager result of a call; the graphs are given up if a replay gives another one."""
+        result, difference = checked_result(model, call, graphs)
+        if difference is not None:
+            self._refuse(kind, difference)
+        return result

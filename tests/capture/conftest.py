@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+import weakref
+from functools import partial
+
+import pytest
+
+from dgl_mgpu.capture import calls, graphs, model
+from dgl_mgpu.graph.dispatch import tensor_backed_graphs
+
+
+def replayed(run, device, pool):
+    """Like a CUDA graph, a recording does not keep its model alive."""
+    if not isinstance(run, partial):
+        return run
+    model = weakref.ref(run.args[0])
+    return lambda: run.func(model())
+
+
+@pytest.fixture
+def capturing(monkeypatch):
+    """Models are captured on the CPU: a replay computes again what was recorded."""
+    monkeypatch.setattr(model, "captures", lambda device: True)
+    monkeypatch.setattr(graphs, "captured", replayed)
+    with tensor_backed_graphs():
+        calls.capture_models()
+        yield
+    calls.capture_models(False)
