@@ -33,7 +33,6 @@ from dgl_mgpu.train.capture.graph_slots import (
 )
 from dgl_mgpu.train.capture.passes import Blocks, Pass, normalised_batch
 from dgl_mgpu.train.capture.policy import CapturePolicy
-from dgl_mgpu.capture.static_buffers import Sizes, StaticBuffers
 from dgl_mgpu.train.optimizer import average_gradients, flattened_gradients, take_first_ranks
 
 #: One slot computes while the next mini-batch is loaded into the other.  A third one changed no
