@@ -13,8 +13,8 @@ def replayed(run, device, pool):
     """Like a CUDA graph, a recording does not keep its model alive."""
     if not isinstance(run, partial):
         return run
-    model = weakref.ref(run.args[0])
-    return lambda: run.func(model())
+    forward, model = run.func, weakref.ref(run.args[0])
+    return lambda: forward(model())
 
 
 @pytest.fixture
