@@ -1,5 +1,5 @@
 // Softmax over the entries of each row, and its gradient: the contract stands in
-// dgl_mgpu/ops/edge_softmax/op.py.
+// dgl_mgpu/ops/edge_softmax.py.
 //
 // A row and its entries, one row after the other, are a list of items: the row's beginning, then
 // its entries. The list is cut into equal shares, a block each (Merrill and Garland's merge path,

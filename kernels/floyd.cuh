@@ -1,6 +1,6 @@
 // Uniform sampling of distinct numbers by R. W. Floyd's algorithm, a draw a lane.
 //
-// The contract stands in dgl_mgpu/ops/sample/op.py: draw j falls on t in [0, i], i = degree - count
+// The contract stands in dgl_mgpu/ops/sample.py: draw j falls on t in [0, i], i = degree - count
 // + j; where t has been picked before, i is. Draw j collides exactly if an earlier draw fell on
 // the same t, or t is the i of an earlier draw that collided. The second is a chain of lanes,
 // followed by pointer jumping. (WholeGraph's Algorithm 1 sorts instead.)

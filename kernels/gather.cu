@@ -1,4 +1,4 @@
-// Row gather over tiers: the contract stands in dgl_mgpu/ops/gather/op.py.
+// Row gather over tiers: the contract stands in dgl_mgpu/ops/gather.py.
 //
 // A warp takes up to 32 rows: each lane finds one, and then all lanes copy the rows as one run
 // of vectors, so that every lane works whatever the size of a row.

@@ -1,4 +1,4 @@
-// Negative sampling: the contract stands in dgl_mgpu/ops/negative/op.py.
+// Negative sampling: the contract stands in dgl_mgpu/ops/negative.py.
 #include "ggms.cuh"
 #include "grid.cuh"
 

@@ -1,6 +1,6 @@
 // Uniform neighbour sampling of one hop, and of all hops with append-unique in one launch
 // (XGNN's KHop sampler, section 5, and WholeGraph's sampling and append-unique, section III-C, as
-// one kernel). The contract stands in dgl_mgpu/ops/sample/op.py.
+// one kernel). The contract stands in dgl_mgpu/ops/sample.py.
 //
 // A block has the same seeds in every phase of a hop, unless they are taken in the order of their
 // edges' addresses. Phases are divided by barriers over the grid, so that no phase waits for the

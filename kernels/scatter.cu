@@ -1,4 +1,4 @@
-// Writing and training rows over tiers: the contract stands in dgl_mgpu/ops/scatter/op.py.
+// Writing and training rows over tiers: the contract stands in dgl_mgpu/ops/scatter.py.
 //
 // Ids are sorted, `order` says where each stood, and equal ones keep their order. A warp sees to
 // all entries of one id, so that no two write one row.

@@ -1,5 +1,5 @@
 // An operation on two operands' rows for every edge: the contract stands in
-// dgl_mgpu/ops/sddmm/op.py.
+// dgl_mgpu/ops/sddmm.py.
 //
 // A block takes some edges, and its threads their output as one run of vectors (or of products to
 // be summed up), so that every thread works whatever the width of a row. Threads of one edge read

@@ -1,4 +1,4 @@
-// Generalised sparse-dense product: the contract stands in dgl_mgpu/ops/spmm/op.py.
+// Generalised sparse-dense product: the contract stands in dgl_mgpu/ops/spmm.py.
 //
 // Each warp takes an equal share of the path through rows and entries (Merrill and Garland's merge
 // path, SC'16), so that neither hubs nor rows without entries keep others waiting. A row that ends

@@ -1,4 +1,4 @@
-// Sums of rows that lie in several memories: the contract stands in dgl_mgpu/ops/spmm_remote/op.py.
+// Sums of rows that lie in several memories: the contract stands in dgl_mgpu/ops/spmm_remote.py.
 //
 // MGG, section 3: rows' entries come in partitions, local ones and remote ones, and each warp takes
 // a run of pairs of them. Remote rows are copied into shared memory by asynchronous copies, which

@@ -1,4 +1,4 @@
-// A CSR made of a CSC, or the reverse. The contract stands in dgl_mgpu/ops/transpose/op.py.
+// A CSR made of a CSC, or the reverse. The contract stands in dgl_mgpu/ops/transpose.py.
 //
 // Columns are counted with atomic additions, so that their entries lie together, but in any order.
 // An entry's place in its column is then how many are to come before it. Of columns that are too

@@ -1,4 +1,4 @@
-// Append-unique: the contract stands in dgl_mgpu/ops/unique/op.py.
+// Append-unique: the contract stands in dgl_mgpu/ops/unique.py.
 #include "bounded.cuh"
 #include "node_table.cuh"
 

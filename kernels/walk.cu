@@ -1,4 +1,4 @@
-// Random walks and PinSAGE's neighbour selection: the contract stands in dgl_mgpu/ops/walk/op.py.
+// Random walks and PinSAGE's neighbour selection: the contract stands in dgl_mgpu/ops/walk.py.
 #include "bounded.cuh"
 #include "ggms.cuh"
 #include "grid.cuh"

@@ -1,5 +1,5 @@
 // Neighbour sampling by edge weight and by time: what its kernels share. The contract stands in
-// dgl_mgpu/ops/sample_weighted/op.py.
+// dgl_mgpu/ops/sample_weighted.py.
 //
 // Three kernels: find the seeds' edges; weigh them (weigh.cu); then, after a prefix sum of the
 // sample sizes, fill (sample_weighted.cu). A seed is a warp's work, one of many edges a whole

@@ -1,4 +1,4 @@
-// Weights and times of edges: the contract stands in dgl_mgpu/ops/sample_weighted/op.py.
+// Weights and times of edges: the contract stands in dgl_mgpu/ops/sample_weighted.py.
 #pragma once
 
 #include "ggms.cuh"
@@ -6,7 +6,7 @@
 
 namespace dgl_mgpu {
 
-// How a value is stored, as dgl_mgpu/ops/sample_weighted/cuda.py numbers it. A mask is 0 or not.
+// How a value is stored, as dgl_mgpu/ops/sample_weighted_cuda.py numbers it. A mask is 0 or not.
 enum Stored : int64 { kNothing, kMask, kInt32, kInt64, kFloat32, kFloat64 };
 
 // A scalar of every edge id, behind tiers.

@@ -1,18 +1,22 @@
 """Operators on graphs and features in the store, in whichever memory these are kept.
 
-Each operator is a folder: ``op.py`` has the public function and the specification
-(:class:`dgl_mgpu.ops.library.Operator`), ``cpu.py`` and ``cuda.py`` have the implementations.
+An operator's module has the public function, the specification
+(:class:`dgl_mgpu.ops.library.Operator`) and the CPU implementation.  The CUDA implementation is in
+the same module or, where that would be long, in one whose name ends in ``_cuda``.
 """
 
 from __future__ import annotations
 
-from dgl_mgpu.ops.blocks import (
-    PaddedBlock,
-    SampledBlock,
-    sample_blocks,
-    sample_blocks_async,
-    sample_padded_blocks,
+from dgl_mgpu.ops import (  # noqa: F401  (registers the CUDA implementations)
+    blocks_cuda,
+    etype_hops_cuda,
+    gather_cuda,
+    sample_cuda,
+    sample_weighted_cuda,
+    spmm_cuda,
+    walk_cuda,
 )
+from dgl_mgpu.ops.blocks import SampledBlock, sample_blocks, sample_blocks_async
 from dgl_mgpu.ops.edge_softmax import edge_softmax, edge_softmax_backward
 from dgl_mgpu.ops.etype_blocks import (
     BlockEdges,
@@ -22,6 +26,7 @@ from dgl_mgpu.ops.etype_blocks import (
 )
 from dgl_mgpu.ops.gather import count_tiers, gather_rows, pick_rows
 from dgl_mgpu.ops.negative import NegativeEdges, negative_destinations, negative_edges
+from dgl_mgpu.ops.padded_blocks import PaddedBlock, sample_padded_blocks
 from dgl_mgpu.ops.philox import SampleKey
 from dgl_mgpu.ops.sample import SampledNeighbors, sample_etype_neighbors, sample_neighbors
 from dgl_mgpu.ops.sample_future import SampleFuture, returning_wait

@@ -7,10 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from dgl_mgpu.errors import InvalidInputError
 
-Backward = Callable[..., tuple[torch.Tensor | None, ...]]
+Backward = Callable[..., tuple[Tensor | None, ...]]
 
 
 def differentiable_once(what: str, fix: str) -> Callable[[Backward], Backward]:
@@ -34,7 +35,7 @@ def differentiable_once(what: str, fix: str) -> Callable[[Backward], Backward]:
 
     def decorated(backward: Backward) -> Backward:
         @functools.wraps(backward)
-        def once(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        def once(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
             with torch.no_grad():
                 found = backward(ctx, *gradients)
             if not torch.is_grad_enabled():  # no second derivative can follow
@@ -57,14 +58,14 @@ class _Once(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, about: tuple[str, str], count: int, *tensors: torch.Tensor
-    ) -> tuple[torch.Tensor, ...]:
+        ctx: Any, about: tuple[str, str], count: int, *tensors: Tensor
+    ) -> tuple[Tensor, ...]:
         ctx.about = about
         # Autograd allows no in-place change of a view that is made here.
         return tuple(each.detach() for each in tensors[:count])
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, *gradients: Tensor) -> Any:  # type: ignore[override]
         what, fix = ctx.about
         raise InvalidInputError(
             f"differentiate {what} twice", "it has no second derivative here", fix

@@ -5,6 +5,7 @@ from __future__ import annotations
 from numbers import Integral
 
 import torch
+from torch import Tensor
 
 from dgl_mgpu.errors import IdOutOfRangeError, InvalidInputError
 
@@ -12,10 +13,10 @@ ID_DTYPES = (torch.int32, torch.int64)
 _LARGEST = torch.iinfo(torch.int64).max
 
 
-def check_ids(ids: torch.Tensor, asked: str, device: torch.device | None = None) -> torch.Tensor:
+def check_ids(ids: Tensor, asked: str, device: torch.device | None = None) -> Tensor:
     """Return ``ids`` contiguous; raise InvalidInputError if they are not a vector of ids on
     ``device``."""
-    if not isinstance(ids, torch.Tensor):
+    if not isinstance(ids, Tensor):
         raise InvalidInputError(
             asked, f"the ids are of type {type(ids).__name__}", "pass a tensor of int32 or int64"
         )
@@ -39,9 +40,7 @@ def check_ids(ids: torch.Tensor, asked: str, device: torch.device | None = None)
 _MOST_EDGES = {torch.int32: (1 << 31) - 1, torch.int64: (1 << 63) - 1}
 
 
-def narrow_indptr(
-    indptr: torch.Tensor, num_edges: int, idtype: torch.dtype, asked: str
-) -> torch.Tensor:
+def narrow_indptr(indptr: Tensor, num_edges: int, idtype: torch.dtype, asked: str) -> Tensor:
     """Cast a hop's ``indptr`` to ``idtype``; raise InvalidInputError if it cannot count the
     edges."""
     # Not while torch compiles a graph: the number is unknown then.
@@ -54,7 +53,7 @@ def narrow_indptr(
     return indptr.to(idtype)
 
 
-def raise_at_bad_id(places: list[int], ids: torch.Tensor, num_rows: int, asked: str) -> None:
+def raise_at_bad_id(places: list[int], ids: Tensor, num_rows: int, asked: str) -> None:
     """Raise IdOutOfRangeError for the first bad id that a kernel found, if any.
 
     Parameters

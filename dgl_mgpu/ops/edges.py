@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-import torch
+from torch import Tensor
 
 from dgl_mgpu.ops import parallel
 from dgl_mgpu.ops.check import raise_at_bad_id
@@ -50,13 +50,7 @@ def edge_id(ids: int, edge: int, shift: int, width: int) -> int:
 
 @kernel
 def _find(
-    begin: int,
-    end: int,
-    seeds: int,
-    seed_width: int,
-    graph: Rows,
-    num_rows: int,
-    found: np.ndarray,
+    begin: int, end: int, seeds: int, seed_width: int, graph: Rows, num_rows: int, found: np.ndarray
 ) -> int:
     """Write where the edges of seeds ``[begin, end)`` are; the first bad place, or -1."""
     tiers, pointers, position, width = graph
@@ -82,7 +76,7 @@ def _find(
     return -1
 
 
-def find_edges(seeds: torch.Tensor, graph: Rows, num_rows: int) -> np.ndarray:
+def find_edges(seeds: Tensor, graph: Rows, num_rows: int) -> np.ndarray:
     """Look up each seed's edges.
 
     Returns
@@ -98,14 +92,8 @@ def find_edges(seeds: torch.Tensor, graph: Rows, num_rows: int) -> np.ndarray:
     """
     found = np.empty((seeds.numel(), 4), dtype=np.int64)
     places = parallel.run(
-        _find,
-        len(found),
-        _FIND_GRAIN,
-        seeds.data_ptr(),
-        seeds.element_size(),
-        graph,
-        num_rows,
+        _find, len(found), _FIND_GRAIN, seeds.data_ptr(), seeds.element_size(), graph, num_rows,
         found,
-    )
+    )  # fmt: skip
     raise_at_bad_id(places, seeds, num_rows, "look up the edges of nodes")
     return found

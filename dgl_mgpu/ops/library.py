@@ -15,22 +15,23 @@ from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import torch
+from torch import Tensor
 
 NAMESPACE = "dgl_mgpu"
 library = torch.library.Library(NAMESPACE, "FRAGMENT")
 
 #: Annotations of a specification: a tensor that the operator writes to, and integers that may be
 #: symbolic while a graph is compiled, as sizes of tensors are.  Others are constants of the graph.
-Written = Annotated[torch.Tensor, "written"]
+Written = Annotated[Tensor, "written"]
 Size = Annotated[int, "SymInt"]
 Sizes = Annotated[Sequence[int], "SymInt[]"]
 
 _Function = Callable[..., Any]
 #: Implementations that may be called without torch's dispatcher, by operator and device type.
 _direct: dict[tuple[str, str], _Function] = {}
-_PLAIN = {torch.Tensor, torch.nn.Parameter, type(None)}
+_PLAIN = {Tensor, torch.nn.Parameter, type(None)}
 _SCHEMA_TYPES: dict[Any, str] = {
-    torch.Tensor: "Tensor",
+    Tensor: "Tensor",
     torch.dtype: "ScalarType",
     int: "int",
     float: "float",
@@ -173,7 +174,7 @@ def _schema_default(default: Any) -> str:
     return f"={list(default) if isinstance(default, tuple) else default}"
 
 
-def call(name: str, tensors: tuple[torch.Tensor | None, ...], *others: Any) -> Any:
+def call(name: str, tensors: tuple[Tensor | None, ...], *others: Any) -> Any:
     """Call an operator on its tensors, of which the first is not None, and its other arguments.
 
     Leaves out torch's dispatcher where nobody would notice: on a GPU it costs the host as much as
@@ -186,7 +187,7 @@ def call(name: str, tensors: tuple[torch.Tensor | None, ...], *others: Any) -> A
 
 
 def direct(
-    name: str, tensors: tuple[torch.Tensor | None, ...], *, even_profiled: bool = False
+    name: str, tensors: tuple[Tensor | None, ...], *, even_profiled: bool = False
 ) -> _Function | None:
     """The implementation for these tensors, or None where torch's dispatcher is needed.
 
@@ -216,7 +217,7 @@ def _recorded(name: str, function: _Function) -> _Function:
     return call
 
 
-def _is_observed(tensors: tuple[torch.Tensor | None, ...]) -> bool:
+def _is_observed(tensors: tuple[Tensor | None, ...]) -> bool:
     """Whether a mode, a transform, a tensor subclass or autograd has to see a call."""
     if (
         torch._C._len_torch_dispatch_stack()

@@ -16,11 +16,11 @@ from typing import Any
 import numba
 import numba.extending
 import numpy as np
-import torch
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.core.compiler_lock import global_compiler_lock
+from torch import Tensor
 
 from dgl_mgpu.ops.view import FIRST, PARTS, START, STOP
 
@@ -182,7 +182,7 @@ def segment_of(place: int, tiers: np.ndarray) -> tuple[int, int]:
     return segment_in(tier, place, tiers)
 
 
-def rows_argument(tiers: torch.Tensor, pointers: torch.Tensor, position: torch.Tensor) -> Rows:
+def rows_argument(tiers: Tensor, pointers: Tensor, position: Tensor) -> Rows:
     """The tensors of a view as kernels take them."""
     width = position.element_size() if position.numel() else 0
     return tiers.numpy(), pointers.numpy(), position.data_ptr(), width

@@ -28,6 +28,7 @@ import numpy as np
 import torch
 from llvmlite import ir
 from numba import types
+from torch import Tensor
 
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.ops.memory import inline, intrinsic
@@ -208,8 +209,8 @@ _LOW_WORD = int(_LOW)
 
 
 def draw_blocks(
-    nodes: torch.Tensor, blocks: torch.Tensor | int, streams: torch.Tensor | int, key: int
-) -> tuple[torch.Tensor, torch.Tensor]:
+    nodes: Tensor, blocks: Tensor | int, streams: Tensor | int, key: int
+) -> tuple[Tensor, Tensor]:
     """The two draws of counter blocks, as int64 with the bits of `philox`.
 
     Parameters
@@ -235,15 +236,15 @@ def draw_blocks(
     return c0 | (c1 << 32), c2 | (c3 << 32)
 
 
-def _high(products: torch.Tensor) -> torch.Tensor:
+def _high(products: Tensor) -> Tensor:
     return (products >> 32) & _LOW_WORD
 
 
-def as_uniform(draws: torch.Tensor) -> torch.Tensor:
+def as_uniform(draws: Tensor) -> Tensor:
     """Draws as multiples of 2**-53 in [0, 1), float64."""
     return top_bits(draws).double() * 2.0**-53
 
 
-def top_bits(draws: torch.Tensor) -> torch.Tensor:
+def top_bits(draws: Tensor) -> Tensor:
     """The 53 highest bits of draws, int64."""
     return (draws >> 11) & ((1 << 53) - 1)

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 import torch
+from torch import Tensor
 
 from dgl_mgpu.ops.host_reads import HostReads
 from dgl_mgpu.ops.library import Size
@@ -47,7 +48,7 @@ _MOST_NODES = 1 << 31
 _WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
 
 
-def as_words(rows: torch.Tensor) -> torch.Tensor:
+def as_words(rows: Tensor) -> Tensor:
     """Rows of any element type as the widest integers they are made of, without a copy.
 
     Torch's indexing operators do not know all element types, and take long over small ones.
@@ -61,11 +62,11 @@ def as_words(rows: torch.Tensor) -> torch.Tensor:
     return flat.view(_WORDS[math.gcd(8, flat.shape[1] * size, flat.storage_offset() * size)])
 
 
-def _identity() -> torch.Tensor:
+def _identity() -> Tensor:
     return torch.empty(0, dtype=torch.int64)
 
 
-def _keep_mapped(pointers: torch.Tensor, owner: object) -> None:
+def _keep_mapped(pointers: Tensor, owner: object) -> None:
     """Tie the owner of mapped memory to the addresses, which operators get without the view."""
     if owner is not None:
         pointers.owner = owner  # type: ignore[attr-defined]
@@ -74,18 +75,18 @@ def _keep_mapped(pointers: torch.Tensor, owner: object) -> None:
 class TieredRows(NamedTuple):
     """What operators take of a view: attributes of :class:`RowView` and :class:`GraphView`."""
 
-    tiers: torch.Tensor
-    pointers: torch.Tensor
-    position: torch.Tensor
+    tiers: Tensor
+    pointers: Tensor
+    position: Tensor
     num_rows: Size
 
 
 class TieredGraph(NamedTuple):
     """What operators that need both ends of edges take of a :class:`GraphView`."""
 
-    tiers: torch.Tensor
-    pointers: torch.Tensor
-    position: torch.Tensor
+    tiers: Tensor
+    pointers: Tensor
+    position: Tensor
     num_rows: Size
     num_cols: Size
     idtype: torch.dtype
@@ -106,10 +107,10 @@ class DiskRows(Protocol):
     """
 
     lock: threading.Lock
-    tags: torch.Tensor
-    cache: torch.Tensor
+    tags: Tensor
+    cache: Tensor
 
-    def fetch(self, out: torch.Tensor, miss_positions: torch.Tensor) -> None:
+    def fetch(self, out: Tensor, miss_positions: Tensor) -> None:
         """Read rows from disk into their places of a gather's output, and into the cache.
 
         Parameters
@@ -157,12 +158,12 @@ class RowView:
         What reads the rows that kernels cannot.
     """
 
-    tiers: torch.Tensor
-    pointers: torch.Tensor
+    tiers: Tensor
+    pointers: Tensor
     num_rows: int
     row_shape: tuple[int, ...]
     dtype: torch.dtype
-    position: torch.Tensor = field(default_factory=_identity)
+    position: Tensor = field(default_factory=_identity)
     owner: object = None
     host_start: int = -1
     sms: int = 0
@@ -212,13 +213,13 @@ class GraphView:
         order of their addresses.
     """
 
-    tiers: torch.Tensor
-    pointers: torch.Tensor
+    tiers: Tensor
+    pointers: Tensor
     num_rows: int
     num_cols: int
     num_edges: int
     idtype: torch.dtype
-    position: torch.Tensor = field(default_factory=_identity)
+    position: Tensor = field(default_factory=_identity)
     owner: object = None
     sms: int = 0
     host_share: float = 0.0

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from dgl_mgpu.ops import device as gpu
 
@@ -70,7 +71,7 @@ class Workspace:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._buffers: dict[str, torch.Tensor] = {}
+        self._buffers: dict[str, Tensor] = {}
         self.lock = threading.Lock()
         self.report = gpu.driver.host_buffer(_REPORT_WORDS)
         self._report = self.report.numpy()
@@ -91,7 +92,7 @@ class Workspace:
         if len(self.kept) > _MOST_KEPT:
             self.kept.popitem(last=False)
 
-    def buffer(self, name: str, count: int, dtype: torch.dtype) -> torch.Tensor:
+    def buffer(self, name: str, count: int, dtype: torch.dtype) -> Tensor:
         """An uninitialised buffer of at least ``count`` elements."""
         buffer = self._buffers.get(name)
         if buffer is None or buffer.numel() < count:
@@ -100,7 +101,7 @@ class Workspace:
             self.generation += 1
         return buffer
 
-    def control(self, blocks: int) -> torch.Tensor:
+    def control(self, blocks: int) -> Tensor:
         """The control words that the blocks of a cooperative launch share; kernels restore them."""
         words = _CONTROL_WORDS + 2 * blocks
         buffer = self._buffers.get("control")
@@ -156,7 +157,7 @@ def release() -> None:
     _workspaces.clear()
 
 
-def cut_to_size(room: torch.Tensor, pieces: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+def cut_to_size(room: Tensor, pieces: Sequence[Tensor]) -> Sequence[Tensor]:
     """Cut results out of the buffer that an operator allocated for the largest possible ones.
 
     Returns the pieces, which are views, or copies where they are a small part of a large buffer:
@@ -168,6 +169,6 @@ def cut_to_size(room: torch.Tensor, pieces: Sequence[torch.Tensor]) -> Sequence[
     return torch.cat(list(pieces)).split_with_sizes([len(piece) for piece in pieces])
 
 
-def beginning(room: torch.Tensor, count: int) -> torch.Tensor:
+def beginning(room: Tensor, count: int) -> Tensor:
     """The first elements of a vector, as a view or a copy; see :func:`cut_to_size`."""
     return cut_to_size(room, [room[:count]])[0]

@@ -23,7 +23,7 @@ from dgl_mgpu.ops import SampleKey
 from dgl_mgpu.ops import random_walk as walk_uniformly
 from dgl_mgpu.ops.philox import WALK_STREAM, as_uniform, draw_blocks
 from dgl_mgpu.ops.view import GraphView
-from dgl_mgpu.ops.walk.op import occurrences
+from dgl_mgpu.ops.walk import occurrences
 from dgl_mgpu.sampling.seed_edges import all_edges, edge_rows, new_key, placed, values_at
 from dgl_mgpu.sampling.views import edges_view
 

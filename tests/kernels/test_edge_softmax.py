@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from dgl_mgpu.ops import edge_softmax, edge_softmax_backward
-from dgl_mgpu.ops.edge_softmax import cuda
+from dgl_mgpu.ops.edge_softmax import _edge_softmax_backward_cuda, _edge_softmax_cuda
 from tests.ops.test_edge_softmax import DTYPES, INF, rows_of
 
 #: Entries that a block takes of one column.
@@ -38,11 +38,11 @@ def on(where: torch.device, *tensors: torch.Tensor | None) -> list[torch.Tensor 
 
 def check(where, indptr, eids, scores, rounding) -> None:
     exact = edge_softmax(indptr, eids, scores.double())
-    found = cuda._edge_softmax(*on(where, indptr, eids, scores)).cpu()
+    found = _edge_softmax_cuda(*on(where, indptr, eids, scores)).cpu()
     torch.testing.assert_close(found.double(), exact, rtol=rounding, atol=1e-7, equal_nan=True)
     grad = torch.randn(scores.shape).to(scores.dtype)
     exact = edge_softmax_backward(indptr, eids, found.double(), grad.double())
-    gradient = cuda._edge_softmax_backward(*on(where, indptr, eids, found, grad)).cpu()
+    gradient = _edge_softmax_backward_cuda(*on(where, indptr, eids, found, grad)).cpu()
     torch.testing.assert_close(gradient.double(), exact, rtol=rounding, atol=1e-6, equal_nan=True)
 
 
@@ -90,14 +90,14 @@ def test_scores_that_are_infinite(where):
 def test_bits_do_not_change(where):
     indptr, scores = rows_of(degrees("a hub")), torch.randn(3 * SHARE + 11, 8)
     arguments = on(where, indptr, None, scores)
-    assert torch.equal(cuda._edge_softmax(*arguments), cuda._edge_softmax(*arguments))
+    assert torch.equal(_edge_softmax_cuda(*arguments), _edge_softmax_cuda(*arguments))
 
 
 @pytest.mark.parametrize("shape", [(0, 4), (5, 0)])
 def test_nothing_to_do(where, shape):
     indptr, scores = rows_of([shape[0], 0]).to(where), torch.zeros(shape, device=where)
-    assert cuda._edge_softmax(indptr, None, scores).shape == shape
-    assert cuda._edge_softmax_backward(indptr, None, scores, scores).shape == shape
+    assert _edge_softmax_cuda(indptr, None, scores).shape == shape
+    assert _edge_softmax_backward_cuda(indptr, None, scores, scores).shape == shape
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -18,8 +18,9 @@ from dgl_mgpu.ops import (
     sample_etype_blocks_async,
     workspace,
 )
+from dgl_mgpu.ops import etype_hops_cuda as cuda
 from dgl_mgpu.ops import view as view_module
-from dgl_mgpu.ops.etype_blocks import cpu, cuda
+from dgl_mgpu.ops.etype_hops import hop_by_hop
 from tests.kernels.cuda_views import on_device
 from tests.kernels.test_sample import memory_held, refuse_memory
 from tests.ops.etype_graphs import ETYPES, hetero_case
@@ -173,7 +174,7 @@ def test_what_has_no_bound_is_sampled_hop_by_hop(where, monkeypatch):
     expected = sample_etype_blocks(views, seeds, [2, -1], KEY)
     if where.type == "cpu":
         called = []
-        monkeypatch.setattr(cuda, "hop_by_hop", lambda *a: called.append(a) or cpu.hop_by_hop(*a))
+        monkeypatch.setattr(cuda, "hop_by_hop", lambda *a: called.append(a) or hop_by_hop(*a))
         start = cuda.sample_etype_hops_async
         monkeypatch.setitem(library._direct, ("sample_etype_hops_async", "cpu"), start)
     found = sample_etype_blocks(

@@ -11,8 +11,8 @@ import torch
 
 from dgl_mgpu.errors import IdOutOfRangeError, InvalidInputError
 from dgl_mgpu.ops import count_tiers, device, gather_rows, host_reads, pick_rows
-from dgl_mgpu.ops.gather import cuda, pick
-from dgl_mgpu.ops.gather.op import CASTS_FROM, CASTS_TO
+from dgl_mgpu.ops import gather_cuda as cuda
+from dgl_mgpu.ops.gather import CASTS_FROM, CASTS_TO
 from dgl_mgpu.ops.host_reads import HostReads
 from tests.kernels.cuda_views import on_device
 from tests.ops.test_gather import assert_same_values, every_value, some_ids, table
@@ -305,7 +305,7 @@ def test_count_tiers(where):
 @pytest.mark.parametrize("shape", [(), (3,), (16,), (33,), (5, 2), (0,), (20000,)])
 def test_rows_of_a_tensor(where, monkeypatch, shape, id_dtype):
     if where.type == "cpu":
-        monkeypatch.setattr(torch.ops.dgl_mgpu.pick_rows, "default", pick._pick_rows)
+        monkeypatch.setattr(torch.ops.dgl_mgpu.pick_rows, "default", cuda._pick_rows)
     for dtype in (torch.float32, torch.bfloat16, torch.uint8):
         rows = table(103, *shape).to(dtype).to(where)
         for count in (0, 1, 31, 1000):
@@ -317,7 +317,7 @@ def test_rows_of_a_tensor(where, monkeypatch, shape, id_dtype):
 
 def test_rows_of_a_tensor_out_of_any_alignment(where, monkeypatch):
     if where.type == "cpu":
-        monkeypatch.setattr(torch.ops.dgl_mgpu.pick_rows, "default", pick._pick_rows)
+        monkeypatch.setattr(torch.ops.dgl_mgpu.pick_rows, "default", cuda._pick_rows)
     buffer = table(51 * 8, dtype=torch.uint8).to(where)
     ids = some_ids(40, 50).to(where)
     for offset in (0, 1, 2, 4):
@@ -331,7 +331,7 @@ def test_rows_of_a_tensor_out_of_any_alignment(where, monkeypatch):
 
 def test_what_is_no_row_is_picked_as_zeros_and_told(where, monkeypatch):
     if where.type == "cpu":
-        monkeypatch.setattr(torch.ops.dgl_mgpu.pick_rows, "default", pick._pick_rows)
+        monkeypatch.setattr(torch.ops.dgl_mgpu.pick_rows, "default", cuda._pick_rows)
     rows = table(50, 7).to(where) + 1
     for bad in (-1, 50, 1 << 40):
         ids = torch.tensor([3, bad, 49], device=where)

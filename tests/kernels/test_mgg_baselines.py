@@ -13,7 +13,7 @@ from dgl_mgpu.distributed.exchange.chunks import Chunks
 from dgl_mgpu.distributed.exchange.remote_reads import RemoteReads
 from dgl_mgpu.distributed.local_part import cut
 from dgl_mgpu.distributed.partition import Ownership
-from dgl_mgpu.ops.spmm_remote import cuda
+from dgl_mgpu.ops.spmm_remote import _spmm_remote_cuda
 from tests.kernels.test_spmm_remote import Together
 
 SHAPE = Shape(nodes=200, edges=6000, features=16, classes=2)
@@ -23,7 +23,7 @@ SHAPE = Shape(nodes=200, edges=6000, features=16, classes=2)
 def ranks(where, monkeypatch):
     """Each rank's remote reads, its rows, and the sums that they are to have."""
     if where.type == "cpu":
-        monkeypatch.setattr(torch.ops.dgl_mgpu.spmm_remote, "default", cuda._spmm_remote)
+        monkeypatch.setattr(torch.ops.dgl_mgpu.spmm_remote, "default", _spmm_remote_cuda)
     indptr, indices = SHAPE.csc(where)
     dst = torch.repeat_interleave(torch.arange(200, dtype=torch.int32, device=where), indptr.diff())
     owned = Ownership(None, (0, 80, 200))

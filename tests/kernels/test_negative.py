@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from dgl_mgpu.errors import IdOutOfRangeError
-from dgl_mgpu.ops import SampleKey, negative_destinations, negative_edges
-from dgl_mgpu.ops.negative import cuda
-from dgl_mgpu.ops.walk import op as walk_op
+from dgl_mgpu.ops import SampleKey, negative, negative_destinations, negative_edges
+from dgl_mgpu.ops.walk import occurrences
 from tests.kernels.cuda_views import on_device
 from tests.ops.test_negative import (
     ALL_GRAPHS,
@@ -32,13 +31,13 @@ def graph_of(view):
 
 
 def edges(view, num, replace=False, exclude=False, tries=4):
-    ends = cuda._negative_edges(*graph_of(view), num, replace, exclude, tries, KEY.fold())
+    ends = negative._negative_edges_cuda(*graph_of(view), num, replace, exclude, tries, KEY.fold())
     return [each.cpu() for each in ends]
 
 
 def destinations(view, sources, k, avoid=True, exclude=False, tries=4):
-    numbers = walk_op.occurrences(sources)
-    return cuda._negative_destinations(
+    numbers = occurrences(sources)
+    return negative._negative_destinations_cuda(
         sources, numbers, *graph_of(view), k, avoid, exclude, tries, KEY.fold()
     ).cpu()
 
@@ -87,7 +86,7 @@ def test_layouts_and_id_types(where, layout, shuffled, idtype):
 def test_ends_are_memory_of_their_own(where):
     """As torch.compile takes results of an operator to be, which reads 16 bytes at a time."""
     view = on_device(GRAPHS["power law"].view(), where)
-    ends = cuda._negative_edges(*graph_of(view), 7, True, False, 4, KEY.fold())
+    ends = negative._negative_edges_cuda(*graph_of(view), 7, True, False, 4, KEY.fold())
     assert [each.data_ptr() % 16 for each in ends] == [0, 0]
     assert len({each.untyped_storage().data_ptr() for each in ends}) == 2
 

@@ -14,10 +14,10 @@ import dgl_mgpu
 from dgl_mgpu.comm.cuda_runtime import Runtime
 from dgl_mgpu.errors import IdOutOfRangeError
 from dgl_mgpu.ops import device
-from dgl_mgpu.ops.blocks.cuda import _sample_hops
-from dgl_mgpu.ops.etype_blocks.cuda import _sample_etype_hops
-from dgl_mgpu.ops.sample.cuda import _sample_neighbors
-from dgl_mgpu.ops.unique.cuda import _append_unique
+from dgl_mgpu.ops.blocks_cuda import _sample_hops
+from dgl_mgpu.ops.etype_hops_cuda import _sample_etype_hops
+from dgl_mgpu.ops.sample_cuda import _sample_neighbors
+from dgl_mgpu.ops.unique import _append_unique_cuda
 from dgl_mgpu.store.content import of_dgl
 from dgl_mgpu.store.hotness import presample_hotness
 from tests.store.memory.fake_gpu import FakeRuntime
@@ -29,7 +29,7 @@ GRAPHS = [
 ]
 #: What a mini-batch is sampled by, on a GPU.
 OPERATORS = {
-    "append_unique": _append_unique,
+    "append_unique": _append_unique_cuda,
     "sample_etype_hops": _sample_etype_hops,
     "sample_hops": _sample_hops,
     "sample_neighbors": _sample_neighbors,

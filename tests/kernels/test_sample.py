@@ -16,19 +16,18 @@ from dgl_mgpu.ops import (
     SampleFuture,
     SampleKey,
     append_unique,
+    blocks_cuda,
     device,
     library,
     sample_blocks,
     sample_blocks_async,
+    sample_cuda,
     sample_neighbors,
+    unique,
     workspace,
 )
 from dgl_mgpu.ops import view as view_module
-from dgl_mgpu.ops.blocks import cuda as blocks_cuda
-from dgl_mgpu.ops.blocks.cpu import hop_by_hop
-from dgl_mgpu.ops.blocks.op import _blocks
-from dgl_mgpu.ops.sample import cuda as sample_cuda
-from dgl_mgpu.ops.unique import cuda as unique_cuda
+from dgl_mgpu.ops.blocks import _blocks, hop_by_hop
 from tests.kernels.cuda_views import on_device
 from tests.ops.test_sample import GRAPHS, batches
 from tests.ops.views import LAYOUTS, Graph, power_law_graph
@@ -98,13 +97,13 @@ def test_append_unique(where, dtype):
         # Repeated seeds, too: a neighbor gets the number of the first.
         seeds = torch.from_numpy(random.integers(0, bound, num_seeds)).to(dtype)
         neighbors = torch.from_numpy(random.integers(0, bound, count)).to(dtype)
-        found = unique_cuda._append_unique(seeds.to(where), neighbors.to(where))
+        found = unique._append_unique_cuda(seeds.to(where), neighbors.to(where))
         assert same(found, append_unique(seeds, neighbors))
 
 
 def test_append_unique_of_a_negative_id(where):
     with pytest.raises(IdOutOfRangeError, match="negative id -4 at place 3"):
-        unique_cuda._append_unique(
+        unique._append_unique_cuda(
             torch.tensor([1, 2], device=where), torch.tensor([5, -4, 1, -1], device=where)
         )
 
@@ -114,14 +113,14 @@ def test_append_unique_of_more_nodes_than_a_table_holds(where, dtype):
     seeds = torch.zeros(1, dtype=dtype, device=where).expand(700_000_000)
     neighbors = torch.ones(1, dtype=dtype, device=where).expand(732_000_000)
     with pytest.raises(InvalidInputError, match="there may be 1432000000 nodes"):
-        unique_cuda._append_unique(seeds, neighbors)
+        unique._append_unique_cuda(seeds, neighbors)
 
 
 def test_append_unique_raises_what_a_gather_found(where):
     seeds = torch.zeros(1, dtype=torch.int64, device=where)
     device.fault_record(seeds.device).copy_(torch.tensor([1, 7, 5]))
     with pytest.raises(IdOutOfRangeError, match="id 7 is not among the 5 rows"):
-        unique_cuda._append_unique(seeds, seeds)
+        unique._append_unique_cuda(seeds, seeds)
 
 
 def hops(view, seeds, fanouts, replace=False, start=blocks_cuda.sample_hops_async, **more):

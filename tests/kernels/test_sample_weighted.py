@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from dgl_mgpu.errors import IdOutOfRangeError, InvalidWeightError
-from dgl_mgpu.ops import RowView, SampleKey, sample_neighbors
+from dgl_mgpu.ops import EdgeTimes, RowView, SampleKey, sample_neighbors
+from dgl_mgpu.ops import sample_weighted_cuda as cuda
 from dgl_mgpu.ops.device import source_text
 from dgl_mgpu.ops.philox import exponential
-from dgl_mgpu.ops.sample_weighted import EdgeTimes, cuda
-from dgl_mgpu.ops.sample_weighted.op import weighting
+from dgl_mgpu.ops.sample_weighted import weighting
 from dgl_mgpu.ops.view import GraphView
 from tests.kernels.cuda_views import on_device
 from tests.ops.test_sample import GRAPHS, batches

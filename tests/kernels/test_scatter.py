@@ -7,8 +7,16 @@ import pytest
 import torch
 
 from dgl_mgpu.errors import IdOutOfRangeError
-from dgl_mgpu.ops import SGD, Adagrad, Adam, AlignedTables, device, scatter_rows, update_rows
-from dgl_mgpu.ops.scatter import cuda
+from dgl_mgpu.ops import (
+    SGD,
+    Adagrad,
+    Adam,
+    AlignedTables,
+    device,
+    scatter,
+    scatter_rows,
+    update_rows,
+)
 from tests.kernels.cuda_views import on_device
 from tests.ops.views import LAYOUTS, row_view
 
@@ -31,14 +39,14 @@ def no_shares(where: torch.device) -> torch.Tensor:
 
 def scatter_there(view, ids, rows, where, shares=None) -> None:
     shares = no_shares(where) if shares is None else shares.to(where)
-    cuda._scatter_rows(
+    scatter._scatter_rows_cuda(
         ids.to(where), rows.to(where), view.tiers, view.pointers, view.position, shares, ROWS
     )
     device.raise_faults(where, wait=True)
 
 
 def update_there(tables, ids, gradients, rule, where) -> None:
-    cuda._update_rows(
+    scatter._update_rows_cuda(
         ids.to(where), gradients.to(where), tables.tiers, tables.pointers, tables.position,
         tables.shares, ROWS, rule.number, rule.settings,
     )  # fmt: skip

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dgl_mgpu.ops import sddmm
-from dgl_mgpu.ops.sddmm import cuda
+from dgl_mgpu.ops.sddmm import _sddmm_cuda
 from tests.ops.test_sddmm import DTYPES, OPERATIONS, ROWS, edges, operand, tolerance
 
 
@@ -16,7 +16,7 @@ def check(where, count, left, right, op, targets, dtype, id_dtype=torch.int32) -
     rhs = None if right is None else operand(targets[1], right, dtype, count)
     expected = sddmm(src, dst, lhs, rhs, op, *targets)
     there = [None if each is None else each.to(where) for each in (src, dst, lhs, rhs)]
-    found = cuda._sddmm(*there, op, *targets).cpu()
+    found = _sddmm_cuda(*there, op, *targets).cpu()
     assert found.shape == expected.shape
     torch.testing.assert_close(found, expected, **tolerance(dtype))
 
@@ -59,7 +59,7 @@ def test_operands_whose_addresses_are_odd(where):
     src, dst = (each.to(where) for each in edges())
     lhs, rhs = (torch.randn(1 + 4 * ROWS[end], device=where)[1:].view(-1, 4) for end in "uv")
     expected = lhs[src.long()] + rhs[dst.long()]
-    assert torch.equal(cuda._sddmm(src, dst, lhs, rhs, "add", "u", "v"), expected)
+    assert torch.equal(_sddmm_cuda(src, dst, lhs, rhs, "add", "u", "v"), expected)
 
 
 def test_what_is_absent_or_empty(where):

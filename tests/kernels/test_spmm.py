@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from dgl_mgpu.ops import add_spmm, spmm, spmm_shares
-from dgl_mgpu.ops.spmm import cuda, layout
+from dgl_mgpu.ops import spmm_cuda as cuda
+from dgl_mgpu.ops import spmm_layout as layout
 from tests.ops.test_spmm import (
     GRAPHS,
     SHAPES,

@@ -10,8 +10,7 @@ from dgl_mgpu.distributed.exchange.chunks import Chunks
 from dgl_mgpu.distributed.exchange.remote_reads import RemoteReads
 from dgl_mgpu.distributed.local_part import cut
 from dgl_mgpu.distributed.partition import ranges, shuffled
-from dgl_mgpu.ops.spmm_remote import Pipeline, Sources, cuda, spmm_remote
-from dgl_mgpu.ops.spmm_remote.op import DTYPES
+from dgl_mgpu.ops.spmm_remote import DTYPES, Pipeline, Sources, _spmm_remote_cuda, spmm_remote
 from tests.distributed.graphs import edges
 from tests.ops.test_spmm_remote import GRAPHS, case
 
@@ -20,7 +19,7 @@ from tests.ops.test_spmm_remote import GRAPHS, case
 def kernels(where, monkeypatch):
     """A device on which the operator runs its kernels."""
     if where.type == "cpu":
-        monkeypatch.setattr(torch.ops.dgl_mgpu.spmm_remote, "default", cuda._spmm_remote)
+        monkeypatch.setattr(torch.ops.dgl_mgpu.spmm_remote, "default", _spmm_remote_cuda)
     return where
 
 

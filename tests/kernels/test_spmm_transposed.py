@@ -7,8 +7,7 @@ import torch
 
 from dgl_mgpu.errors import UnavailableError
 from dgl_mgpu.ops import spmm_transposed
-from dgl_mgpu.ops.spmm_transposed import cuda
-from dgl_mgpu.ops.spmm_transposed.op import OPS
+from dgl_mgpu.ops.spmm_transposed import OPS, _spmm_transposed_cuda
 from tests.kernels.test_spmm import skewed
 from tests.ops.test_spmm import GRAPHS, SHAPES, SOURCES, graph
 from tests.ops.test_spmm_transposed import assert_product, rows_for
@@ -18,7 +17,7 @@ from tests.ops.test_spmm_transposed import assert_product, rows_for
 def product(where, monkeypatch):
     """The operator on a device, with what it takes and gives on the CPU."""
     if where.type == "cpu":
-        monkeypatch.setattr(torch.ops.dgl_mgpu.spmm_transposed, "default", cuda._spmm_transposed)
+        monkeypatch.setattr(torch.ops.dgl_mgpu.spmm_transposed, "default", _spmm_transposed_cuda)
 
     def call(*arguments):
         *tensors, op = arguments

@@ -7,14 +7,14 @@ import torch
 
 import dgl_mgpu
 from dgl_mgpu.comm import cuda_runtime
-from dgl_mgpu.ops.gather.cuda import _gather_rows
-from dgl_mgpu.ops.negative.cuda import _negative_edges
-from dgl_mgpu.ops.sample.cuda import _sample_neighbors
+from dgl_mgpu.ops.gather_cuda import _gather_rows
+from dgl_mgpu.ops.negative import _negative_edges_cuda
+from dgl_mgpu.ops.sample_cuda import _sample_neighbors
 from tests.store.test_edges import assert_finds_all, sparse_graph
 
 OPERATORS = {
     "gather_rows": _gather_rows,
-    "negative_edges": _negative_edges,
+    "negative_edges": _negative_edges_cuda,
     "sample_neighbors": _sample_neighbors,
 }
 

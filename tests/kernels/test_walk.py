@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from dgl_mgpu.errors import IdOutOfRangeError
-from dgl_mgpu.ops import SampleKey, pinsage_neighbors, random_walk
-from dgl_mgpu.ops.walk import cuda, op
+from dgl_mgpu.ops import SampleKey, pinsage_neighbors, random_walk, walk, walk_cuda
 from tests.kernels.cuda_views import on_device
 from tests.ops import reference
 from tests.ops.test_sample import GRAPHS, regular
@@ -22,15 +21,20 @@ SQUARE = sorted(set(GRAPHS) - {"bipartite"})
 
 
 def walk(views, starts, stops):
-    return cuda._random_walk(
-        starts, op.occurrences(starts), *op.graphs(views), op._as_stops(stops), KEY.fold()
+    return walk_cuda._random_walk(
+        starts, occurrences(starts), *graphs(views), _as_stops(stops), KEY.fold()
     ).cpu()
 
 
 def walk_with_edges(views, starts, stops):
     edges = torch.empty(len(starts), len(stops), dtype=torch.int64, device=starts.device)
-    traces = cuda._random_walk(
-        starts, op.occurrences(starts), *op.graphs(views), op._as_stops(stops), KEY.fold(), edges
+    traces = walk_cuda._random_walk(
+        starts,
+        occurrences(starts),
+        *graphs(views),
+        _as_stops(stops),
+        KEY.fold(),
+        edges,
     )
     return [traces.cpu(), edges.cpu()]
 
@@ -38,8 +42,8 @@ def walk_with_edges(views, starts, stops):
 def visited(views, seeds, traversals, stop, walks, neighbors):
     steps = range(traversals * len(views))
     stops = [stop if step > 0 and step % len(views) == 0 else 0.0 for step in steps]
-    chosen = cuda._pinsage_neighbors(
-        seeds, *op.graphs(views), op._as_stops(stops), walks, neighbors, KEY.fold()
+    chosen = walk_cuda._pinsage_neighbors(
+        seeds, *graphs(views), _as_stops(stops), walks, neighbors, KEY.fold()
     )
     return [part.cpu() for part in chosen]
 

@@ -7,10 +7,16 @@ import pytest
 import torch
 
 from dgl_mgpu.errors import IdOutOfRangeError
-from dgl_mgpu.ops import SampleKey, library, pinsage_blocks, pinsage_blocks_async, workspace
-from dgl_mgpu.ops.walk.op import check_traversals, graphs
-from dgl_mgpu.ops.walk_blocks import cpu, cuda
-from dgl_mgpu.ops.walk_blocks.op import _blocks
+from dgl_mgpu.ops import (
+    SampleKey,
+    library,
+    pinsage_blocks,
+    pinsage_blocks_async,
+    walk_blocks,
+    workspace,
+)
+from dgl_mgpu.ops.walk import check_traversals, graphs
+from dgl_mgpu.ops.walk_blocks import _blocks, layer_by_layer
 from tests.kernels.cuda_views import on_device
 from tests.kernels.test_etype_blocks import Waits, same
 from tests.kernels.test_sample import memory_held, refuse_memory
@@ -33,23 +39,23 @@ def expected(views, seeds, layers, key=KEY, **walks):
     path, stops = check_traversals(views, "", **walks)
     chosen = walks["num_random_walks"], walks["num_neighbors"]
     seeds = seeds.to(path[0].idtype)
-    return _blocks(*cpu.hop_by_hop(seeds, *graphs(path), stops, *chosen, key.fold_hops(layers)))
+    return _blocks(*layer_by_layer(seeds, *graphs(path), stops, *chosen, key.fold_hops(layers)))
 
 
 @pytest.fixture(autouse=True)
 def on_gpu(where, monkeypatch):
     """Operators on tensors of ``where`` take the way of a GPU, and count the waits."""
-    start = cuda.pinsage_hops_async
+    start = walk_blocks.pinsage_hops_async
     monkeypatch.setitem(library._direct, ("pinsage_hops_async", where.type), start)
-    waits = Waits(cuda.gpu.driver)
-    monkeypatch.setattr(cuda.gpu, "driver", waits)
+    waits = Waits(walk_blocks.gpu.driver)
+    monkeypatch.setattr(walk_blocks.gpu, "driver", waits)
     return waits
 
 
 @pytest.fixture
 def no_way_back(monkeypatch):
     """Nothing is sampled layer by layer."""
-    monkeypatch.setattr(cuda, "hop_by_hop", None)
+    monkeypatch.setattr(walk_blocks, "layer_by_layer", None)
 
 
 def found(views, seeds, layers, **walks):
@@ -145,9 +151,13 @@ def test_without_room_for_the_largest_sample(where, monkeypatch, lacking):
     if lacking == "memory":
         refused = refuse_memory(monkeypatch, 100 << 10)
     else:
-        monkeypatch.setattr(cuda, "_MOST_STEPS", 200 * 6 * 16)
+        monkeypatch.setattr(walk_blocks, "_MOST_STEPS", 200 * 6 * 16)
     ways = []
-    monkeypatch.setattr(cuda, "hop_by_hop", lambda *rest: ways.append(1) or cpu.hop_by_hop(*rest))
+    monkeypatch.setattr(
+        walk_blocks,
+        "layer_by_layer",
+        lambda *rest: ways.append(1) or layer_by_layer(*rest),
+    )
     assert same(found(on_device(view, where), seeds.to(where), 2), blocks)
     assert refused and ways
 

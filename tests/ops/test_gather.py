@@ -10,9 +10,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dgl_mgpu.errors import IdOutOfRangeError, InvalidInputError
-from dgl_mgpu.ops import count_tiers, gather_rows
-from dgl_mgpu.ops.gather import cpu
-from dgl_mgpu.ops.gather.op import CASTS_FROM, CASTS_TO
+from dgl_mgpu.ops import count_tiers, gather, gather_rows
+from dgl_mgpu.ops.gather import CASTS_FROM, CASTS_TO
 from dgl_mgpu.ops.view import FIRST, PARTS
 from tests.ops.views import LAYOUTS, row_view
 
@@ -87,7 +86,7 @@ def assert_same_values(found: torch.Tensor, expected: torch.Tensor) -> None:
 @pytest.mark.parametrize("wanted", CASTS_TO)
 @pytest.mark.parametrize("stored", CASTS_FROM)
 def test_casts(monkeypatch, stored, wanted):
-    monkeypatch.setattr(cpu, "_CAST_BYTES", 1000)
+    monkeypatch.setattr(gather, "_CAST_BYTES", 1000)
     values = every_value(stored)
     rows = values[torch.randperm(len(values))[:700]].view(-1, 2, 1)
     ids = some_ids(500, len(rows))
@@ -101,7 +100,7 @@ def test_casts(monkeypatch, stored, wanted):
 
 
 def test_an_id_out_of_range_of_a_cast(monkeypatch):
-    monkeypatch.setattr(cpu, "_CAST_BYTES", 100)
+    monkeypatch.setattr(gather, "_CAST_BYTES", 100)
     ids = some_ids(300, 50)
     ids[[123, 200]] = 50
     with pytest.raises(IdOutOfRangeError, match="id 50 at place 123"):

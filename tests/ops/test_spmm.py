@@ -10,7 +10,7 @@ import torch
 
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.ops import add_spmm, spmm, spmm_shares
-from dgl_mgpu.ops.spmm.op import DTYPES, OPS, REDUCES
+from dgl_mgpu.ops.spmm import DTYPES, OPS, REDUCES
 
 SOURCES = 37
 

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from dgl_mgpu.errors import InvalidInputError
-from dgl_mgpu.ops.spmm_remote import Entries, Pairs, Pipeline, Sources, pair_up, spmm_remote
-from dgl_mgpu.ops.spmm_remote.op import DTYPES
+from dgl_mgpu.ops.spmm_remote import DTYPES, Entries, Pairs, Pipeline, Sources, pair_up, spmm_remote
 
 #: Rows of each rank; this one is the second, and the third has none.
 COUNTS = (9, 13, 0, 20, 5)

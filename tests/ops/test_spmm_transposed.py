@@ -8,7 +8,7 @@ import torch
 
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.ops import spmm, spmm_transposed
-from dgl_mgpu.ops.spmm_transposed.op import OPS
+from dgl_mgpu.ops.spmm_transposed import OPS
 from tests.ops.test_spmm import DTYPES, GRAPHS, SHAPES, SOURCES, graph
 
 

@@ -16,8 +16,7 @@ from dgl_mgpu.errors import (
     RankFailedError,
     StoreClosedError,
 )
-from dgl_mgpu.ops import device, gather_rows
-from dgl_mgpu.ops.scatter import cuda
+from dgl_mgpu.ops import device, gather_rows, scatter
 from dgl_mgpu.placement import HOST, Tier
 from dgl_mgpu.store import row_updates as optimizer_module
 from dgl_mgpu.store.memory import Blueprint, FeatureSource, Store, TopologySource, build
@@ -246,7 +245,7 @@ def test_a_bad_id_of_another_thread_leaves_no_rank_behind(emulated, monkeypatch,
     """As on a GPU, whose kernels report what they find without being waited for."""
     where = torch.device("cpu")
     for name in ("scatter_rows", "update_rows"):
-        monkeypatch.setattr(torch.ops.dgl_mgpu, name, getattr(cuda, f"_{name}"))
+        monkeypatch.setattr(torch.ops.dgl_mgpu, name, getattr(scatter, f"_{name}_cuda"))
     store = make_store(Communicator())
     ids, rows = torch.arange(7), torch.ones(7, WIDTH)
     # Found by another thread's gather when this one's ids had been checked.

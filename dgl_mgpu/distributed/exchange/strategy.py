@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from dgl_mgpu.errors import InvalidInputError
-from dgl_mgpu.ops.spmm_remote.op import Pipeline
+from dgl_mgpu.ops.spmm_remote import Pipeline
 
 #: What a pipeline's parameters may be: MGG's ranges (section 4) in powers of two.
 STEPS = {"ps": (1, 2, 4, 8, 16, 32), "dist": (1, 2, 4, 8, 16), "wpb": (1, 2, 4, 8, 16)}

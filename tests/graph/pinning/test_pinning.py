@@ -29,8 +29,7 @@ from dgl_mgpu.errors import (
 )
 from dgl_mgpu.graph.pinning import pinned_graphs, pinning
 from dgl_mgpu.graph.relation import Compressed
-from dgl_mgpu.ops.gather import cuda as gather_cuda
-from dgl_mgpu.ops.scatter import cuda as scatter_cuda
+from dgl_mgpu.ops import gather_cuda, scatter
 from dgl_mgpu.sampling.views import compressed_view
 from tests.kernels.conftest import emulated  # noqa: F401  (kernels run on the CPU)
 
@@ -545,7 +544,7 @@ def test_kernels_read_and_write_rows_of_a_part(emulated, width, count):  # noqa:
     assert torch.equal(found, part[ids])
     places, rows = torch.randperm(len(part))[:20], torch.randn(20, width)
     no_shares = torch.empty(0, 2, dtype=torch.int64)
-    scatter_cuda._scatter_rows(places, rows, *where, no_shares, view.num_rows)
+    scatter._scatter_rows_cuda(places, rows, *where, no_shares, view.num_rows)
     assert torch.equal(part[places], rows)
 
 

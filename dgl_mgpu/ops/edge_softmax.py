@@ -1,0 +1,253 @@
+"""Softmax over the entries of each row: the
+
+With ``indptr`` and ``eids`` of a graph's CSC, a row is a node and its entries are its in-edges: the
+attention of GAT (Veličković et al., ICLR 2018, section 2.1).
+
+@@ Softmax over the entries of each row on the CPU.
+@@ Softmax over the entries of each row on CUDA; see ``kernels/edge_softmax.cu``."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from torch import Tensor
+
+from dgl_mgpu.errors import InvalidInputError
+from dgl_mgpu.ops import device as gpu
+from dgl_mgpu.ops.check import ID_DTYPES
+from dgl_mgpu.ops.device import Kernel, c_type
+from dgl_mgpu.ops.library import Operator, call
+
+DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+
+
+@Operator
+def edge_softmax_op(indptr: Tensor, eids: Tensor | None, scores: Tensor) -> Tensor:
+    return torch.empty_like(scores)
+
+
+@Operator
+def edge_softmax_backward_op(
+    indptr: Tensor, eids: Tensor | None, out: Tensor, grad: Tensor
+) -> Tensor:
+    return torch.empty_like(out)
+
+
+def edge_softmax(indptr: Tensor, eids: Tensor | None, scores: Tensor) -> Tensor:
+    """Softmax of the scores of each row's entries, for every head by itself.
+
+    Parameters
+    ----------
+    indptr : Tensor, int32 or int64, shape (num_rows + 1,)
+        Where each row's entries begin, from 0 to n; not checked, since that takes a wait.
+    eids : Tensor or None, dtype of ``indptr``, shape (n,)
+        Which edge each entry is, every edge once; None where entry ``i`` is edge ``i``.
+    scores : Tensor, float32, float64, float16 or bfloat16, shape (n, *heads)
+        Scores of the edges.  Half types are computed in float32.
+
+    Returns
+    -------
+    Tensor, dtype and shape of ``scores``
+        ``exp(score - largest) / sum``, where ``largest`` is the row's largest score.  Where that is
+        minus infinity the whole row is NaN, as DGL's and torch's own softmax have it; minus
+        infinity beside finite scores gives 0.  The same at every call on one device.
+
+    Raises
+    ------
+    InvalidInputError
+        If dtypes, shapes or devices do not fit.
+
+    Notes
+    -----
+    On CUDA rows and entries together are dealt out in equal shares: the merge path of Merrill and
+    Garland (SC'16, section 3).
+    """
+    indptr, eids = _checked_rows(indptr, eids, scores, "take the softmax of the edges of nodes")
+    return call("edge_softmax", (indptr, eids, scores.contiguous()))
+
+
+def edge_softmax_backward(indptr: Tensor, eids: Tensor | None, out: Tensor, grad: Tensor) -> Tensor:
+    """Gradient of the scores of :func:`edge_softmax`.
+
+    Parameters
+    ----------
+    indptr, eids : Tensor
+        As there, also in shape.
+    out : Tensor, dtype of the scores, shape (n, *heads)
+        What it returned.
+    grad : Tensor, dtype and shape of ``out``
+        Gradient of that.
+
+    Returns
+    -------
+    Tensor, dtype and shape of ``out``
+        ``out * (grad - sum)``, where ``sum`` is that of ``out * grad`` over the row.
+
+    Raises
+    ------
+    InvalidInputError
+        If dtypes, shapes or devices do not fit.
+    """
+    asked = "take the gradient of a softmax of the edges of nodes"
+    indptr, eids = _checked_rows(indptr, eids, out, asked)
+    if grad.shape != out.shape or grad.dtype != out.dtype or grad.device != out.device:
+        raise InvalidInputError(
+            asked,
+            f"grad has shape {tuple(grad.shape)} and dtype {grad.dtype} on {grad.device}",
+            f"pass grad of shape {tuple(out.shape)} and dtype {out.dtype} on {out.device}",
+        )
+    tensors = (indptr, eids, out.contiguous(), grad.contiguous())
+    return call("edge_softmax_backward", tensors)
+
+
+def _checked_rows(
+    indptr: Tensor, eids: Tensor | None, scores: Tensor, asked: str
+) -> tuple[Tensor, Tensor | None]:
+    if indptr.dtype not in ID_DTYPES or indptr.dim() != 1 or len(indptr) == 0:
+        raise InvalidInputError(
+            asked,
+            f"indptr has shape {tuple(indptr.shape)} and dtype {indptr.dtype}",
+            "pass a vector of int32 or int64, one longer than there are rows",
+        )
+    if scores.dtype not in DTYPES or scores.dim() == 0:
+        raise InvalidInputError(
+            asked,
+            f"scores has shape {tuple(scores.shape)} and dtype {scores.dtype}",
+            "pass float32, float64, float16 or bfloat16 with a row for each edge",
+        )
+    if indptr.device != scores.device:
+        raise InvalidInputError(
+            asked,
+            f"indptr is on {indptr.device}, but scores is on {scores.device}",
+            "move one of them",
+        )
+    if eids is None:
+        return indptr.contiguous(), None
+    if (eids.dtype, eids.device) != (indptr.dtype, indptr.device) or eids.shape != scores.shape[:1]:
+        raise InvalidInputError(
+            asked,
+            f"eids has shape {tuple(eids.shape)} and dtype {eids.dtype} on {eids.device}",
+            f"pass eids of shape ({len(scores)},) and dtype {indptr.dtype} on {indptr.device}",
+        )
+    return indptr.contiguous(), eids.contiguous()
+
+
+class _Rows:
+    """Values of edges as those of the rows' entries, in float32 at least, and back."""
+
+    def __init__(self, indptr: Tensor, eids: Tensor | None, example: Tensor) -> None:
+        self._indptr, self._eids, self._example = indptr.long(), eids, example
+        self._degrees = self._indptr.diff()
+        first, last = int(self._indptr[0]), int(self._indptr[-1])
+        if first != 0 or last != len(example) or (self._degrees < 0).any():
+            raise InvalidInputError(
+                "take the softmax of the edges of nodes",
+                f"indptr from {first} to {last} does not rise from 0 to {len(example)}, the number"
+                " of edges",
+                f"pass an indptr that rises from 0 to {len(example)}",
+            )
+
+    def entries(self, edges: Tensor) -> Tensor:
+        if edges.dtype.itemsize == 2:
+            edges = edges.float()
+        flat = edges.reshape(len(edges), -1)
+        return flat if self._eids is None else flat[self._eids]
+
+    def reduced(self, entries: Tensor, reduction: str) -> Tensor:
+        """For each entry what its row is reduced to."""
+        if len(entries) == 0:
+            return entries
+        rows = torch.segment_reduce(entries, reduction, offsets=self._indptr)
+        return rows.repeat_interleave(self._degrees, 0)
+
+    def edges(self, entries: Tensor) -> Tensor:
+        out = torch.empty_like(self._example)
+        flat = out.view(len(out), -1)
+        flat[slice(None) if self._eids is None else self._eids] = entries.to(out.dtype)
+        return out
+
+
+@edge_softmax_op.cpu
+def _edge_softmax_cpu(indptr: Tensor, eids: Tensor | None, scores: Tensor) -> Tensor:
+    if scores.numel() == 0:
+        return torch.empty_like(scores)
+    rows = _Rows(indptr, eids, scores)
+    entries = rows.entries(scores)
+    powers = (entries - rows.reduced(entries, "max")).exp()
+    return rows.edges(powers / rows.reduced(powers, "sum"))
+
+
+@edge_softmax_backward_op.cpu
+def _edge_softmax_backward_cpu(
+    indptr: Tensor, eids: Tensor | None, out: Tensor, grad: Tensor
+) -> Tensor:
+    if out.numel() == 0:
+        return torch.empty_like(out)
+    rows = _Rows(indptr, eids, out)
+    weights, grads = rows.entries(out), rows.entries(grad)
+    return rows.edges(weights * (grads - rows.reduced(weights * grads, "sum")))
+
+
+_THREADS, _FINISH_THREADS = 256, 128
+_WARPS = _THREADS // 32
+#: Entries of a thread, and columns that a block takes at most.
+_RUN, _MOST_COLUMNS = 17, 8
+_ELEMENTS = {
+    torch.float64: "double",
+    torch.float32: "float",
+    torch.float16: "dgl_mgpu::Float16",
+    torch.bfloat16: "dgl_mgpu::BFloat16",
+}
+
+
+@functools.cache
+def _kernels(
+    ids: torch.dtype, scores: torch.dtype, columns: int, gradient: bool
+) -> tuple[Kernel, Kernel, Kernel]:
+    types = f"{c_type(ids)}, {_ELEMENTS[scores]}, {columns}"
+    both = f"{types}, {'true' if gradient else 'false'}"
+    reduce, merge, finish = (
+        Kernel("edge_softmax.cu", f"dgl_mgpu::{name}")
+        for name in (f"reduce_shares<{both}>", f"merge_shares<{types}>", f"finish_shares<{both}>")
+    )
+    return reduce, merge, finish
+
+
+@edge_softmax_op.cuda
+def _edge_softmax_cuda(indptr: Tensor, eids: Tensor | None, scores: Tensor) -> Tensor:
+    return _launch(indptr, eids, scores, None)
+
+
+@edge_softmax_backward_op.cuda
+def _edge_softmax_backward_cuda(
+    indptr: Tensor, eids: Tensor | None, out: Tensor, grad: Tensor
+) -> Tensor:
+    return _launch(indptr, eids, out, grad)
+
+
+def _launch(
+    indptr: Tensor, eids: Tensor | None, scores: Tensor, gradients: Tensor | None
+) -> Tensor:
+    out = torch.empty_like(scores)
+    if scores.numel() == 0:
+        return out
+    device, num_rows, num_entries = scores.device, indptr.numel() - 1, scores.shape[0]
+    columns = scores.numel() // num_entries
+    together = min(_MOST_COLUMNS, 1 << (columns - 1).bit_length())
+    groups = -(-columns // together)
+    share = _THREADS // together * _RUN
+    shares = -(-(num_rows + num_entries) // share)
+    # First rows of the shares, and two partial results for each share and column.
+    words = shares + 1 + 2 * shares * columns * (2 if scores.dtype == torch.float64 else 1)
+    room = torch.empty(words, dtype=torch.int64, device=device)
+    request = gpu.struct(
+        indptr, num_rows, eids, num_entries, scores, gradients, out, columns, share, shares,
+        room, room.data_ptr() + 8 * (shares + 1),
+    )  # fmt: skip
+    reduce, merge, finish = _kernels(indptr.dtype, scores.dtype, together, gradients is not None)
+    reduce(shares * groups, _THREADS, request, device=device)
+    if shares > 1:
+        merge(-(-shares * groups // _WARPS), _THREADS, request, device=device)
+        finish(shares * groups, _FINISH_THREADS, request, device=device)
+    return out

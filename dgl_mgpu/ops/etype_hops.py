@@ -1,0 +1,229 @@
+"""All hops of a mini-batch over edge types: the operator that a CPU and a GPU implement.
+
+With times it knows *a node at a time* by one id::
+
+    id = node + moment * (number of nodes of its type)
+
+where ``moment`` is the number of the time among the times of the seeds.
+
+@@ All hops over edge types one after another, each by the operators for one hop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from dgl_mgpu.ops.library import Operator, Sizes
+from dgl_mgpu.ops.sample_weighted import Weighting
+from dgl_mgpu.ops.view import TieredRows
+
+# By node type: `seeds`, and `moments`, the number of each seed's time in `until`; without times
+# both are left out. By edge type: `ends`, the numbers of its source and destination type; `graphs`,
+# tiers, pointers and position; `weights` and `times`, the same and an empty tensor of their dtype,
+# or four times None; `ordered_from`, which may be left out. By hop, and by edge type in it:
+# `fanouts` and `keys`; `indptrs`, `sources` and `eids`. `nodes` are those of the last hop by type,
+# as nodes at a time (int64) if there are times; those of other hops are beginnings of them, in
+# `sizes`, (hops + 1, node types) on the CPU.
+#: What the operator returns.
+Hops = tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor], Tensor]
+
+
+class EdgeTypeArguments(NamedTuple):
+    """All edge types of a graph, as the operator takes them; see the comment above."""
+
+    ends: Sequence[int]
+    graphs: Sequence[Tensor]
+    num_rows: Sizes
+    num_cols: Sizes
+    idtype: torch.dtype
+    weights: Sequence[Tensor | None]
+    times: Sequence[Tensor | None]
+
+
+@Operator
+def sample_etype_hops_op(
+    seeds: Sequence[Tensor],
+    moments: Sequence[Tensor],
+    until: Tensor | None,
+    etypes: EdgeTypeArguments,
+    fanouts: Sequence[int],
+    replace: bool,
+    keys: Sequence[int],
+    sms: int = 0,
+    ordered_from: Sequence[int] = (),
+) -> Hops:
+    context = torch.library.get_ctx()
+    num_types, idtype = len(etypes.num_rows), etypes.idtype
+    indptrs, sources, eids = [], [], []
+    for hop in range(len(fanouts) // num_types):
+        for target in etypes.ends[1::2]:
+            # A size has to be one of a tensor itself, not of one less.
+            starts = context.new_dynamic_size() if hop else len(seeds[target]) + 1
+            indptrs.append(seeds[0].new_empty(starts, dtype=torch.int64))
+            sources.append(seeds[0].new_empty(context.new_dynamic_size(), dtype=idtype))
+            eids.append(torch.empty_like(sources[-1]))
+    dtype = idtype if until is None else torch.int64
+    nodes = [seeds[0].new_empty(context.new_dynamic_size(), dtype=dtype) for _ in seeds]
+    sizes = torch.empty(len(fanouts) // num_types + 1, len(seeds), dtype=torch.int64, device="cpu")
+    return nodes, indptrs, sources, eids, sizes
+
+
+@dataclass(frozen=True)
+class EdgeType:
+    """One edge type of the operator's arguments.
+
+    Attributes
+    ----------
+    source, target : int
+        Numbers of its node types.
+    rows : TieredRows
+    num_sources : int
+    weighting : Weighting
+        Without ``until``, which all edge types share.
+    ordered_from : int
+        Number of nodes from which a GPU takes them in the order of addresses; 0 for never.
+    """
+
+    source: int
+    target: int
+    rows: TieredRows
+    num_sources: int
+    weighting: Weighting
+    ordered_from: int = 0
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether all edges are drawn alike."""
+        return self.weighting.weight_dtype is None and self.weighting.time_dtype is None
+
+
+def edge_types(arguments: EdgeTypeArguments, ordered_from: Sequence[int] = ()) -> list[EdgeType]:
+    """The edge types of the operator's arguments."""
+    ends, graphs, num_rows, num_cols, _, weights, times = arguments
+    types = []
+    for number, (rows, cols) in enumerate(zip(num_rows, num_cols, strict=True)):
+        source, target = ends[2 * number : 2 * number + 2]
+        tiers, pointers, position = graphs[3 * number : 3 * number + 3]
+        types.append(
+            EdgeType(
+                source,
+                target,
+                TieredRows(tiers, pointers, position, rows),
+                cols,
+                Weighting(
+                    *_values(weights[4 * number : 4 * number + 4]),
+                    *_values(times[4 * number : 4 * number + 4]),
+                    None,
+                ),
+                ordered_from[number] if ordered_from else 0,
+            )
+        )
+    return types
+
+
+def _values(values: Sequence[Tensor | None]) -> tuple[list[Tensor], torch.dtype | None]:
+    there = [each for each in values if each is not None]
+    return (there[:-1], there[-1].dtype) if there else ([], None)
+
+
+def num_nodes(types: Sequence[EdgeType]) -> dict[int, int]:
+    """Nodes of each node type, by its number."""
+    found = {}
+    for each in types:
+        found[each.source], found[each.target] = each.num_sources, each.rows.num_rows
+    return found
+
+
+def at_moments(seeds: Tensor, moments: Tensor, num_nodes: int) -> Tensor:
+    """Ids of nodes at times; -1 for a seed that is no node."""
+    ids = seeds.to(torch.int64)
+    return torch.where((ids < 0) | (ids >= num_nodes), -1, ids + moments * num_nodes)
+
+
+@sample_etype_hops_op.cpu
+def hop_by_hop(
+    seeds: Sequence[Tensor],
+    moments: Sequence[Tensor],
+    until: Tensor | None,
+    etypes: EdgeTypeArguments,
+    fanouts: Sequence[int],
+    replace: bool,
+    keys: Sequence[int],
+    sms: int,
+    ordered_from: Sequence[int],
+) -> Hops:
+    """``sample_etype_hops`` on the device of the seeds, whatever it is."""
+    types, idtype = edge_types(etypes), etypes.idtype
+    counts = num_nodes(types)
+    # Nodes by type and their times, and what they are numbered by.
+    nodes, ids = seeds, seeds
+    if until is not None:
+        ids = [at_moments(each, moments[n], counts[n]) for n, each in enumerate(seeds)]
+    indptrs, sources, eids = [], [], []
+    sizes = [[len(each) for each in ids]]
+    draws = list(zip(fanouts, keys, strict=True))
+    for hop in range(len(fanouts) // len(types)):
+        neighbors = []
+        for each, (fanout, key) in zip(types, draws[hop * len(types) :], strict=False):
+            at = None if until is None else moments[each.target]
+            sampled = _sample_hop(
+                each, nodes[each.target], at, until, idtype, fanout, replace, key, sms
+            )
+            neighbors.append(sampled[1])
+            indptrs.append(sampled[0])
+            eids.append(sampled[2])
+        numbered: dict[int, Tensor] = {}
+        joined = list(ids)
+        for ntype, known in enumerate(ids):
+            mine = [n for n, each in enumerate(types) if each.source == ntype]
+            if mine:
+                found = [neighbors[n] for n in mine]
+                all_found = found[0] if len(found) == 1 else torch.cat(found)
+                joined[ntype], local = torch.ops.dgl_mgpu.append_unique.default(known, all_found)
+                parts = local.to(idtype).split([len(each) for each in found])
+                # What an operator returns must not share memory.
+                parts = parts if len(found) == 1 else tuple(each.clone() for each in parts)
+                numbered.update(zip(mine, parts, strict=True))
+        sources += [numbered[n] for n in range(len(types))]
+        nodes = ids = joined
+        if until is not None:
+            moments = [each // counts[n] for n, each in enumerate(ids)]
+            nodes = [(each % counts[n]).to(idtype) for n, each in enumerate(ids)]
+        sizes.append([len(each) for each in ids])
+    # Nodes of a type that is no edge's source are the seeds themselves.
+    ids = [each.clone() if any(each is seed for seed in seeds) else each for each in ids]
+    return ids, indptrs, sources, eids, torch.tensor(sizes, device="cpu")
+
+
+def _sample_hop(
+    of: EdgeType,
+    nodes: Tensor,
+    moments: Tensor | None,
+    until: Tensor | None,
+    idtype: torch.dtype,
+    fanout: int,
+    replace: bool,
+    key: int,
+    sms: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """One hop of an edge type; the neighbors are at the nodes' times."""
+    draw = (fanout, replace, key, sms)
+    if of.is_uniform:
+        indptr, neighbors, eids = torch.ops.dgl_mgpu.sample_neighbors.default(
+            nodes, *of.rows, idtype, *draw
+        )
+    else:
+        weighting = of.weighting
+        if until is not None and weighting.time_dtype is not None:
+            weighting = weighting._replace(until=until[moments])
+        indptr, neighbors, eids = torch.ops.dgl_mgpu.sample_neighbors_weighted.default(
+            nodes, *of.rows, idtype, *weighting, *draw
+        )
+    if moments is not None:
+        at = moments.repeat_interleave(indptr.diff(), output_size=len(neighbors))
+        neighbors = neighbors + at * of.num_sources
+    return indptr, neighbors, eids

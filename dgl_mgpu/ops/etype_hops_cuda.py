@@ -1,0 +1,333 @@
+"""All hops over edge types on CUDA, without waiting between them.
+
+Each hop is the kernels of the operators for one hop, launched for as many seeds as fanouts allow.
+How many there are they read from the GPU, where the kernels before them have left it.  Neighbors
+of all edge types with one source type follow each other in one buffer, numbered as a whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dgl_mgpu.ops import device as gpu
+from dgl_mgpu.ops.check import raise_at_bad_id
+from dgl_mgpu.ops.etype_hops import (
+    EdgeType,
+    EdgeTypeArguments,
+    Hops,
+    at_moments,
+    edge_types,
+    hop_by_hop,
+    num_nodes,
+    sample_etype_hops_op,
+)
+from dgl_mgpu.ops.sample_cuda import sample_hop
+from dgl_mgpu.ops.sample_future import SampleFuture
+from dgl_mgpu.ops.sample_weighted_cuda import (
+    CONTROL,
+    END,
+    MOST_PICKS,
+    Weighed,
+    edge_weights,
+    raise_if_bad,
+)
+from dgl_mgpu.ops.unique import number_nodes, raise_at_negative_id
+from dgl_mgpu.ops.workspace import Workspace, beginning, workspace
+
+#: Edges of all hops up to which room for the largest possible sample is made in advance.
+_MOST_EDGES = 1 << 25
+#: Words of a kernel's report: uniform sampling's first bad seed and end, and those of numbering,
+#: the first bad place, overflow and nodes.
+_UNIFORM_END, _NUMBERED, _NODES = 1, 3, 2
+
+
+@sample_etype_hops_op.start
+def sample_etype_hops_async(
+    seeds: Sequence[Tensor],
+    moments: Sequence[Tensor],
+    until: Tensor | None,
+    etypes: EdgeTypeArguments,
+    fanouts: Sequence[int],
+    replace: bool,
+    keys: Sequence[int],
+    sms: int,
+    ordered_from: Sequence[int],
+) -> SampleFuture[Hops]:
+    """Launch ``sample_etype_hops`` without waiting for it.
+
+    Ask for the result on the same stream, or drop the future.
+    """
+    gpu.raise_faults(seeds[0].device, wait=False)
+    types = edge_types(etypes, ordered_from)
+    by_type = list(zip(fanouts, keys, strict=True))
+    draws = [by_type[first : first + len(types)] for first in range(0, len(keys), len(types))]
+    rooms = _rooms(types, draws, [len(each) for each in seeds], until is not None)
+    if rooms is not None:
+        space = workspace(seeds[0].device)
+        with space.lock:
+            try:
+                batch = _launched(
+                    space, seeds, moments, until, types, etypes.idtype, replace, sms, draws, rooms
+                )
+                return SampleFuture(batch.finish)
+            except torch.cuda.OutOfMemoryError:
+                space.release()
+    return SampleFuture(
+        partial(hop_by_hop, seeds, moments, until, *etypes, fanouts, replace, keys, sms)
+    )
+
+
+@sample_etype_hops_op.cuda
+def _sample_etype_hops(*arguments: Any) -> Hops:
+    nodes, indptrs, sources, eids, sizes = sample_etype_hops_async(*arguments).result()
+    # What an operator returns must not share memory, as the edges of types from one do.
+    sources, eids = ([each.clone() for each in of_types] for of_types in (sources, eids))
+    return nodes, indptrs, sources, eids, sizes
+
+
+def _launched(
+    space: Workspace,
+    seeds: Sequence[Tensor],
+    moments: Sequence[Tensor],
+    until: Tensor | None,
+    types: Sequence[EdgeType],
+    idtype: torch.dtype,
+    replace: bool,
+    sms: int,
+    draws: Sequence[Sequence[tuple[int, int]]],
+    rooms: Sequence[Sequence[int]],
+) -> _Batch:
+    batch = _Batch(space, seeds, moments, until, types, idtype, replace, sms, rooms[-1])
+    for draw, most in zip(draws, rooms, strict=False):
+        batch.sample_hop(draw, most)
+    batch.expect_reports()
+    return batch
+
+
+def _rooms(
+    types: Sequence[EdgeType],
+    draws: Sequence[Sequence[tuple[int, int]]],
+    seeds: Sequence[int],
+    timed: bool,
+) -> list[list[int]] | None:
+    """The most nodes of each type before each hop and after the last one.
+
+    None if the kernels cannot do it, or the largest possible sample is too large.
+    """
+    if timed and any(each.is_uniform for each in types):
+        return None
+    counts, total = num_nodes(types), 0
+    rooms = [list(seeds)]
+    for draw in draws:
+        most = list(rooms[-1])
+        for each, (fanout, _) in zip(types, draw, strict=True):
+            if fanout < 0 or (fanout > MOST_PICKS and not each.is_uniform):
+                return None
+            most[each.source] += rooms[-1][each.target] * fanout
+            total += rooms[-1][each.target] * fanout
+        if not timed:
+            most = [min(room, seeds[ntype] + counts[ntype]) for ntype, room in enumerate(most)]
+        rooms.append(most)
+    return rooms if total <= _MOST_EDGES else None
+
+
+@dataclass(frozen=True)
+class _Sampled:
+    """One hop of an edge type that has been launched.
+
+    Attributes
+    ----------
+    of : EdgeType
+    most : int
+        Seeds it was launched for; with none, there was nothing to launch.
+    indptr : Tensor
+    report : Tensor
+        What its kernels tell: a part of the batch's.
+    end : int
+        Which word of it says where the edges end among those of one source type.
+    weighed : Weighed, optional
+    """
+
+    of: EdgeType
+    most: int
+    indptr: Tensor
+    report: Tensor
+    end: int = _UNIFORM_END
+    weighed: Weighed | None = None
+
+
+@dataclass(frozen=True)
+class _Found:
+    """The neighbors of one hop that are of one type, and what numbering them tells."""
+
+    neighbors: Tensor
+    eids: Tensor
+    report: Tensor
+
+
+class _Batch:
+    """A mini-batch on its way through the hops; ``room`` is for the last hop's nodes."""
+
+    def __init__(
+        self,
+        space: Workspace,
+        seeds: Sequence[Tensor],
+        moments: Sequence[Tensor],
+        until: Tensor | None,
+        types: Sequence[EdgeType],
+        idtype: torch.dtype,
+        replace: bool,
+        sms: int,
+        room: Sequence[int],
+    ) -> None:
+        self._space, self._seeds, self._until, self._types = space, seeds, until, types
+        self._idtype, self._replace, self._sms = idtype, replace, sms
+        self._device = seeds[0].device
+        counts = num_nodes(types)
+        self._nodes = []
+        for ntype, ids in enumerate(seeds):
+            if until is not None:
+                ids = at_moments(ids, moments[ntype], counts[ntype])
+            nodes = torch.empty(room[ntype], dtype=ids.dtype, device=self._device)
+            nodes[: len(ids)] = ids
+            self._nodes.append(nodes)
+        # How many there are, on the device; None where the host knows it.
+        self._known: list[Tensor | None] = [None] * len(seeds)
+        self._hops: list[tuple[list[_Sampled], dict[int, _Found]]] = []
+        self._reports: list[Tensor] = []
+
+    def sample_hop(self, draw: Sequence[tuple[int, int]], most: Sequence[int]) -> None:
+        """Launch one more hop.
+
+        Parameters
+        ----------
+        draw : sequence of (int, int)
+            Fanout and key of each edge type.
+        most : sequence of int
+            Of each node type, how many nodes are known at most.
+        """
+        report = torch.zeros(self._words, dtype=torch.int64, device=self._device)
+        self._reports.append(report)
+        room = dict.fromkeys((each.source for each in self._types), 0)
+        for each, (fanout, _) in zip(self._types, draw, strict=True):
+            room[each.source] += most[each.target] * fanout
+        found = {}
+        for ntype, edges in room.items():
+            neighbors = torch.empty(edges, dtype=self._nodes[ntype].dtype, device=self._device)
+            eids = torch.empty(edges, dtype=self._idtype, device=self._device)
+            first = len(self._types) * CONTROL + ntype * _NUMBERED
+            found[ntype] = _Found(neighbors, eids, report[first : first + _NUMBERED])
+        sampled = []
+        end: dict[int, Tensor] = {}
+        for number, (each, (fanout, key)) in enumerate(zip(self._types, draw, strict=True)):
+            part = report[number * CONTROL : (number + 1) * CONTROL]
+            one = self._sample(
+                each, most[each.target], fanout, key, end.get(each.source), found[each.source], part
+            )
+            if one.most:
+                end[each.source] = part[one.end :]
+            sampled.append(one)
+        for ntype, of_type in found.items():
+            if ntype in end:
+                nodes = self._nodes[ntype]
+                number_nodes(
+                    self._space, nodes, most[ntype], self._known[ntype], of_type.neighbors,
+                    end[ntype], min(len(nodes), most[ntype] + room[ntype]), of_type.report,
+                )  # fmt: skip
+                self._known[ntype] = of_type.report[_NODES:]
+        self._hops.append((sampled, found))
+
+    @property
+    def _words(self) -> int:
+        """Words of a hop's report."""
+        return len(self._types) * CONTROL + len(self._nodes) * _NUMBERED
+
+    def _sample(
+        self,
+        of: EdgeType,
+        most: int,
+        fanout: int,
+        key: int,
+        start: Tensor | None,
+        found: _Found,
+        report: Tensor,
+    ) -> _Sampled:
+        seeds, known = self._nodes[of.target], self._known[of.target]
+        if most == 0:
+            return _Sampled(
+                of, most, torch.zeros(1, dtype=torch.int64, device=self._device), report
+            )
+        if of.is_uniform:
+            indptr = torch.empty(most + 1, dtype=torch.int64, device=self._device)
+            sample_hop(
+                self._space, seeds, most, known, of.rows, fanout, self._replace, key, indptr,
+                start, found.neighbors, found.eids, report, self._sms, of.ordered_from,
+            )  # fmt: skip
+            return _Sampled(of, most, indptr, report)
+        weights = edge_weights(of.weighting._replace(until=self._until))
+        targets, sources = (0, 0) if self._until is None else (of.rows.num_rows, of.num_sources)
+        weighed = Weighed(
+            seeds, most, known, of.rows, self._idtype, weights, targets, fanout, self._replace,
+            report, self._sms,
+        )  # fmt: skip
+        weighed.fill(key, False, sources, start, found.neighbors, found.eids)
+        return _Sampled(of, most, weighed.indptr, report, END, weighed)
+
+    def expect_reports(self) -> None:
+        """Have the GPU tell the host what it found, after the last hop."""
+        on_device = torch.cat(self._reports)
+        self._host_report = gpu.driver.host_buffer(len(on_device))
+        self._host_report.copy_(on_device, non_blocking=True)
+        self._reported = gpu.driver.mark(self._device)
+
+    def finish(self) -> Hops:
+        """Wait for the GPU, and cut what it found to size."""
+        self._reported.synchronize()
+        numbers = self._host_report.tolist()
+        sizes = [[len(each) for each in self._seeds]]
+        indptrs, sources, eids = [], [], []
+        for hop, (sampled, found) in enumerate(self._hops):
+            first = hop * self._words
+            end = dict.fromkeys(found, 0)
+            spans = []
+            for number, each in enumerate(sampled):
+                of, words = each.of, numbers[first + number * CONTROL :][:CONTROL]
+                start = end[of.source]
+                if each.most:
+                    self._raise_if_bad(each, words, hop)
+                    end[of.source] = words[each.end]
+                spans.append(slice(start, end[of.source]))
+                indptrs.append(beginning(each.indptr, sizes[-1][of.target] + 1))
+            cut = {
+                ntype: (beginning(each.neighbors, end[ntype]), beginning(each.eids, end[ntype]))
+                for ntype, each in found.items()
+            }
+            for each, span in zip(sampled, spans, strict=True):
+                neighbors, edges = cut[each.of.source]
+                sources.append(neighbors[span].to(self._idtype))
+                eids.append(edges[span])
+            first += len(sampled) * CONTROL
+            known = list(sizes[-1])
+            for ntype, ids in enumerate(self._nodes):
+                bad, _, count = numbers[first + ntype * _NUMBERED :][:_NUMBERED]
+                if count:
+                    if bad >= 0:
+                        raise_at_negative_id(int(ids[bad]), bad)
+                    known[ntype] = count
+            sizes.append(known)
+        nodes = [beginning(each, size) for each, size in zip(self._nodes, sizes[-1], strict=True)]
+        return nodes, indptrs, sources, eids, torch.tensor(sizes, device="cpu")
+
+    def _raise_if_bad(self, sampled: _Sampled, words: list[int], hop: int) -> None:
+        of, rows = sampled.of, sampled.of.rows.num_rows
+        if sampled.weighed is None:
+            raise_at_bad_id([words[0]], self._seeds[of.target], rows, "look up the edges of nodes")
+        elif words[0] or words[1]:
+            ids = self._nodes[of.target] % rows if hop else self._seeds[of.target]
+            raise_if_bad(words, sampled.most, ids, rows, sampled.weighed.found)

@@ -1,0 +1,425 @@
+"""Row gather over tiers: specifications and public functions.
+@@ Some rows of a tensor that is all on one device.
+@@ Row gather over tiers on the CPU."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dgl_mgpu.errors import InvalidInputError
+from dgl_mgpu.ops import parallel
+from dgl_mgpu.ops.check import check_ids, check_integer, raise_at_bad_id
+from dgl_mgpu.ops.host_reads import HostCounters
+from dgl_mgpu.ops.library import Operator, Size, Written, call
+from dgl_mgpu.ops.memory import (
+    CACHE_LINE,
+    Rows,
+    copy_bytes,
+    kernel,
+    load_id,
+    position_of,
+    prefetch,
+    rows_argument,
+    segment_in,
+    segment_of,
+)
+from dgl_mgpu.ops.view import HOST_SMS, STOP, RowView, TieredRows, as_words
+
+
+class GatherTuning(NamedTuple):
+    """How a GPU gathers; the fields are those of :class:`RowView`."""
+
+    host_start: Size = -1
+    sms: int = 0
+    host_sms: int = HOST_SMS
+    host_share: float = 1.0
+
+
+class DiskCache(NamedTuple):
+    """The cache of rows on disk (:class:`dgl_mgpu.ops.view.DiskRows`), and what it lacks.
+
+    Attributes
+    ----------
+    miss_positions : Tensor, int64, shape (n,)
+        For each row gathered, its position if it has to be read from disk, else -1.
+    """
+
+    tags: Tensor
+    cache: Tensor
+    miss_positions: Written
+
+
+@Operator
+def gather_rows_op(
+    out: Written,
+    ids: Tensor,
+    table: TieredRows,
+    tuning: GatherTuning,
+    stored: torch.dtype | None = None,
+    disk: DiskCache | None = None,
+    counters: HostCounters | None = None,
+) -> None:
+    return None
+
+
+@Operator
+def count_tiers_op(
+    counts: Written, ids: Tensor, tiers: Tensor, position: Tensor, num_rows: Size
+) -> None:
+    return None
+
+
+#: Element types that can be cast while rows are gathered, and those they can be cast to.
+CASTS_FROM = (
+    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn,
+    torch.float8_e5m2, torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64, torch.bool,
+)  # fmt: skip
+#: ``DiskCache`` and ``HostCounters`` of a gather without them.
+_NO_DISK_CACHE = (None, None, None)
+_NO_COUNTERS = (None, None)
+CASTS_TO = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+
+
+def gather_rows(
+    view: RowView,
+    ids: Tensor,
+    out: Tensor | None = None,
+    *,
+    dtype: torch.dtype | None = None,
+    sms: int = 0,
+) -> Tensor:
+    """Copy rows of a table from wherever they are kept.
+
+    Parameters
+    ----------
+    view : RowView
+        The table as this rank sees it.
+    ids : Tensor, int32 or int64, shape (n,)
+        Row ids, in any order and with repeats.
+    out : Tensor, optional
+        Contiguous, of the dtype asked for and shape ``(n, *view.row_shape)``; its content is
+        undefined if an error is raised.
+    dtype : torch.dtype, optional
+        float32, float16, bfloat16 or float64: cast the rows on the way, to what torch's
+        ``.to(dtype)`` gives.  ``view.dtype`` by default, as stored.
+    sms : int
+        Most multiprocessors of a GPU to use; 0 for ``view.sms``, and for ``view.host_sms`` where
+        rows lie in host memory.  A small part of them fills a link, and the rest is then left to
+        kernels that run meanwhile.
+
+    Returns
+    -------
+    Tensor, ``dtype``, shape (n, *view.row_shape)
+        ``out``, or a new tensor on the device of ``ids``.
+
+    Raises
+    ------
+    InvalidInputError
+        If ``ids`` or ``out`` has the wrong dtype, shape or device, or the table's element type
+        cannot be cast to ``dtype``.
+    IdOutOfRangeError
+        If an id is negative or not smaller than ``view.num_rows``; it names the first one.  On a
+        GPU, which the host does not wait for, the row is zero and the error is raised by the next
+        operator call on that device or by :func:`dgl_mgpu.ops.device.raise_faults`.
+
+    Notes
+    -----
+    Global gather of WholeGraph (section III-C) on the modulo layout of XGNN (section 4.3).
+
+    A gather from a view with rows on disk (``view.disk``) waits for the GPU: the kernel says
+    which rows it lacks, and the CPU reads these.  Such gathers of one table take turns.
+    """
+    asked = f"gather rows of a table of {view.num_rows} rows"
+    ids = check_ids(ids, asked, view.tiers.device)
+    dtype = _checked_dtype(view.dtype, dtype, asked)
+    shape = (ids.numel(), *view.row_shape)
+    if out is None:
+        out = torch.empty(shape, dtype=dtype, device=ids.device)
+    elif (
+        tuple(out.shape) != shape
+        or out.dtype != dtype
+        or out.device != ids.device
+        or not out.is_contiguous()
+    ):
+        layout = "contiguous" if out.is_contiguous() else "not contiguous"
+        raise InvalidInputError(
+            asked,
+            f"out has shape {tuple(out.shape)} and dtype {out.dtype}, and it is {layout} on"
+            f" '{out.device}'",
+            f"pass a contiguous out of shape {shape} and dtype {dtype} on '{ids.device}'",
+        )
+    sms = check_integer(sms, "sms", 0, asked)
+    # Where all rows are the host's, a limit is meant for them.
+    host_sms = sms if sms and view.host_start == 0 else view.host_sms
+    tensors = (out, ids, view.tiers, view.pointers, view.position)
+    host_share = view.host_share
+    counters: tuple[Tensor | None, Tensor | None] = _NO_COUNTERS
+    reads = None if torch.compiler.is_compiling() else view.host_reads
+    if reads is not None and view.host_start >= 0 and out.is_cuda:
+        host_share, counters = reads.share(host_share), reads.counters(out.device)
+    others = (
+        view.num_rows, view.host_start, sms or view.sms, host_sms, host_share,
+        None if dtype == view.dtype else view.dtype,
+    )  # fmt: skip
+    if view.disk is None or out.numel() == 0:
+        call("gather_rows", tensors, *others, *_NO_DISK_CACHE, *counters)
+        return out
+    with view.disk.lock:
+        miss_positions = torch.empty(ids.shape, dtype=torch.int64, device=ids.device)
+        call("gather_rows", tensors, *others, view.disk.tags, view.disk.cache, miss_positions)
+        view.disk.fetch(out, miss_positions)
+    return out
+
+
+def _checked_dtype(stored: torch.dtype, wanted: torch.dtype | None, asked: str) -> torch.dtype:
+    if wanted is None or wanted == stored:
+        return stored
+    if wanted not in CASTS_TO or stored not in CASTS_FROM:
+        known = CASTS_TO if stored in CASTS_FROM else (stored,)
+        raise InvalidInputError(
+            asked,
+            f"dtype is {wanted}, but the elements are stored as {stored}",
+            f"ask for {', '.join(map(str, known))}, or cast what is gathered",
+        )
+    return wanted
+
+
+def count_tiers(view: RowView, ids: Tensor, counts: Tensor | None = None) -> Tensor:
+    """Count how many of the rows asked for each segment serves.
+
+    Parameters
+    ----------
+    view : RowView
+        The table as this rank sees it.
+    ids : Tensor, int32 or int64, shape (n,)
+        Row ids, in any order and with repeats.
+    counts : Tensor, int64, shape (len(view.pointers),), optional
+        What an earlier call has returned, to add to.
+
+    Returns
+    -------
+    Tensor, int64, shape (len(view.pointers),)
+        ``counts``, or a new tensor that sums to n: rows of each segment, in the order of
+        ``view.pointers``.  Tier ``t`` has the entries ``view.tiers[t, FIRST]`` to
+        ``view.tiers[t, FIRST] + view.tiers[t, PARTS]``.
+
+    Raises
+    ------
+    InvalidInputError, IdOutOfRangeError
+        As :func:`gather_rows`.
+    """
+    asked = f"count tiers of a table of {view.num_rows} rows"
+    ids = check_ids(ids, asked, view.tiers.device)
+    num_segments = view.pointers.shape[0]
+    if counts is None:
+        counts = torch.zeros(num_segments, dtype=torch.int64, device=ids.device)
+    elif (
+        not isinstance(counts, Tensor)
+        or counts.shape != (num_segments,)
+        or counts.dtype != torch.int64
+        or counts.device != ids.device
+        or not counts.is_contiguous()
+    ):
+        raise InvalidInputError(
+            asked,
+            f"counts is {counts!r:.200}",
+            f"pass what an earlier call has returned: int64, shape ({num_segments},), on"
+            f" '{ids.device}'",
+        )
+    call("count_tiers", (counts, ids, view.tiers, view.position), view.num_rows)
+    return counts
+
+
+@Operator
+def pick_rows_op(out: Written, rows: Tensor, ids: Tensor) -> None:
+    return None
+
+
+def pick_rows(rows: Tensor, ids: Tensor, out: Tensor) -> None:
+    """Copy some rows of a tensor, as ``torch.index_select`` does, which takes a block for each row.
+
+    Parameters
+    ----------
+    rows : Tensor, contiguous, shape (n, \\*shape)
+    ids : Tensor, int32 or int64, shape (count,)
+        In [0, n).
+    out : Tensor, contiguous, of the same dtype, shape (count, \\*shape)
+
+    Raises
+    ------
+    InvalidInputError
+        If an argument has the wrong dtype, shape or device.
+    IdOutOfRangeError
+        On a GPU by a later call, as :func:`dgl_mgpu.ops.gather_rows` says.
+    """
+    check_ids(ids, "pick rows", rows.device)
+    expected = len(ids), *rows.shape[1:]
+    if (
+        out.shape != expected
+        or out.dtype != rows.dtype
+        or out.device != rows.device
+        or not (rows.is_contiguous() and out.is_contiguous())
+    ):
+        raise InvalidInputError(
+            f"pick {len(ids)} rows of shape {tuple(rows.shape[1:])} and dtype {rows.dtype}",
+            f"out has shape {tuple(out.shape)} and dtype {out.dtype} on '{out.device}', or out or"
+            " rows is not contiguous",
+            f"pass contiguous rows, and a contiguous out of shape {expected} and dtype {rows.dtype}"
+            f" on '{rows.device}'",
+        )
+    call("pick_rows", (out, rows, ids))
+
+
+@pick_rows_op.cpu
+def _pick_rows_cpu(out: Tensor, rows: Tensor, ids: Tensor) -> None:
+    bad = ((ids < 0) | (ids >= len(rows))).nonzero()[:1].flatten()
+    raise_at_bad_id(bad.tolist(), ids, len(rows), "pick rows")
+    torch.index_select(rows, 0, ids, out=out)
+
+
+#: Bytes copied per range of ids that are worth waking a thread for.
+_GRAIN_BYTES = 128 * 1024
+#: Rows are copied in groups: while one is copied, the next one is on its way to the cache.
+#: A group is of about this many bytes, within these bounds for the number of rows.
+_GROUP_BYTES = 4096
+_GROUP_ROWS = (16, 32)
+#: Bytes gathered before they are cast: few enough to stay in the caches.
+_CAST_BYTES = 8 << 20
+#: Lines of a row asked for ahead; the hardware prefetcher follows with the rest.
+_LINES = 4
+_GATHER = "gather rows"
+
+
+@kernel
+def _gather(
+    begin: int, end: int, out: int, ids: int, id_width: int, rows: Rows, num_rows: int,
+    row_bytes: int,
+) -> int:  # fmt: skip
+    """Copy rows ``[begin, end)`` to address ``out``; the first bad place, or -1."""
+    tiers, pointers, position, width = rows
+    together = min(max(_GROUP_ROWS[0], _GROUP_BYTES // max(row_bytes, 1)), _GROUP_ROWS[1])
+    asked_bytes = min(row_bytes, _LINES * CACHE_LINE)
+    places = np.empty(together, np.int64)
+    tier_of = np.empty(together, np.int64)
+    coming = np.empty(together, np.int64)
+    here = np.empty(together, np.int64)
+    target = out + begin * row_bytes
+    waiting = 0
+    for start in range(begin, end + together, together):
+        count = max(0, min(together, end - start))
+
+        for index in range(count):
+            row = load_id(ids, start + index, id_width)
+            if row < 0 or row >= num_rows:
+                return start + index
+            if width != 0 and start + index + together < end:
+                prefetch(position + width * load_id(ids, start + index + together, id_width))
+            places[index] = position_of(row, position, width)
+            tier_of[index] = 0
+        for tier in range(len(tiers) - 1):  # all rows against one bound: this is vectorised
+            for index in range(count):
+                tier_of[index] += places[index] >= tiers[tier, STOP]
+
+        for index in range(max(count, waiting)):
+            if index < count:
+                segment, local = segment_in(tier_of[index], places[index], tiers)
+                address = pointers[segment] + local * row_bytes
+                coming[index] = address
+                for offset in range(0, asked_bytes, CACHE_LINE):
+                    prefetch(address + offset)
+            if index < waiting:
+                copy_bytes(target, here[index], row_bytes)
+                target += row_bytes
+        waiting = count
+        coming, here = here, coming
+    return -1
+
+
+@kernel
+def _count(
+    begin: int, end: int, counts: np.ndarray, ids: int, id_width: int, rows: Rows, num_rows: int
+) -> int:
+    """Count the rows of each segment among ids ``[begin, end)``; the first bad place, or -1."""
+    tiers, _, position, position_width = rows
+    for place in range(begin, end):
+        row = load_id(ids, place, id_width)
+        if row < 0 or row >= num_rows:
+            return place
+        segment, _ = segment_of(position_of(row, position, position_width), tiers)
+        counts[segment] += 1
+    return -1
+
+
+@gather_rows_op.cpu
+def _gather_rows(
+    out: Tensor,
+    ids: Tensor,
+    table: TieredRows,
+    tuning: GatherTuning,
+    stored: torch.dtype | None,
+    disk: DiskCache | None,
+    counters: HostCounters | None,
+) -> None:
+    tiers, pointers, position, num_rows = table
+    stored = stored or out.dtype
+    argument = rows_argument(tiers, pointers, position)
+    if disk is None:
+        _gather_mapped(out, ids, argument, num_rows, stored)
+        return
+    tags, cache, miss_positions = disk
+    bad = ((ids < 0) | (ids >= num_rows)).nonzero().flatten()
+    raise_at_bad_id(bad[:1].tolist(), ids, num_rows, _GATHER)
+    at = (position[ids] if position.numel() else ids).long()
+    start, _, parts, first = tiers[
+        torch.searchsorted(tiers[:, STOP].contiguous(), at, right=True)
+    ].T
+    on_disk = pointers[first + (at - start) % parts] == 0
+    slot = at % len(tags)
+    cached = on_disk & (tags[slot] == at)
+    miss_positions.copy_(torch.where(on_disk & ~cached, at, -1))
+    mapped = (~on_disk).nonzero().flatten()
+    rows = out.new_empty((len(mapped), *out.shape[1:]))
+    _gather_mapped(rows, ids[mapped], argument, num_rows, stored)
+    words = as_words(out)
+    words[mapped] = as_words(rows).view(words.dtype)
+    rows = as_words(cache)[slot[cached]].view(stored).to(out.dtype)
+    words[cached] = rows.view(words.dtype)
+
+
+def _gather_mapped(
+    out: Tensor, ids: Tensor, table: Rows, num_rows: int, stored: torch.dtype
+) -> None:
+    """Gather rows that all lie at addresses of this process."""
+    count = ids.numel()
+    if count == 0:
+        return
+    row_bytes = out.numel() // count * stored.itemsize
+    step = count if stored == out.dtype else max(1, _CAST_BYTES // max(row_bytes, 1))
+    held = out
+    if stored != out.dtype:
+        held = torch.empty((min(step, count), *out.shape[1:]), dtype=stored)
+    for begin in range(0, count, step):
+        part = ids[begin : begin + step]
+        places = parallel.run(
+            _gather, len(part), max(1, _GRAIN_BYTES // max(row_bytes, 8)), held.data_ptr(),
+            part.data_ptr(), ids.element_size(), table, num_rows, row_bytes,
+        )  # fmt: skip
+        raise_at_bad_id([begin + at if at >= 0 else at for at in places], ids, num_rows, _GATHER)
+        if held is not out:
+            out[begin : begin + step] = held[: len(part)]
+
+
+@count_tiers_op.cpu
+def _count_tiers(
+    counts: Tensor, ids: Tensor, tiers: Tensor, position: Tensor, num_rows: int
+) -> None:
+    rows = rows_argument(tiers, counts, position)  # addresses are not looked at
+    # One thread: a pass over ids in the cache costs less than the gather it reports on.
+    place = _count(
+        0, ids.numel(), counts.numpy(), ids.data_ptr(), ids.element_size(), rows, num_rows
+    )
+    raise_at_bad_id([place], ids, num_rows, "count tiers")

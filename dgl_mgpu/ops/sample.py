@@ -1,0 +1,402 @@
+"""Neighbour sampling: the
+@@ Uniform neighbour sampling on the CPU.
+
+Two passes: find each seed's edges and count its sample, then, after a prefix sum, fill.  The
+second works on a few dozen seeds at a time, in steps over all of them, so that the random
+numbers are vectorised and the misses of all seeds overlap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace as with_fields
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dgl_mgpu.errors import InvalidInputError
+from dgl_mgpu.ops import parallel
+from dgl_mgpu.ops.check import check_ids, check_integer
+from dgl_mgpu.ops.edges import (
+    DEGREE,
+    FIRST_EDGE,
+    GRAIN,
+    SEGMENT,
+    SHIFT,
+    edge_id,
+    find_edges,
+    stored_ids,
+)
+from dgl_mgpu.ops.library import Operator
+from dgl_mgpu.ops.memory import (
+    CACHE_LINE,
+    copy_bytes,
+    inline,
+    kernel,
+    load_id,
+    prefetch,
+    rows_argument,
+    store_id,
+)
+from dgl_mgpu.ops.philox import SAMPLE_STREAM, SampleKey, below, philox
+from dgl_mgpu.ops.sample_weighted import EdgeTimes, weighting
+from dgl_mgpu.ops.view import INDICES, GraphView, RowView, TieredRows, tiered_rows
+
+
+@Operator
+def sample_neighbors_op(
+    seeds: Tensor,
+    rows: TieredRows,
+    idtype: torch.dtype,
+    fanout: int,
+    replace: bool,
+    key: int,
+    sms: int = 0,
+) -> tuple[Tensor, Tensor, Tensor]:
+    total = torch.library.get_ctx().new_dynamic_size()
+    return (
+        seeds.new_empty(seeds.shape[0] + 1, dtype=torch.int64),
+        seeds.new_empty(total, dtype=idtype),
+        seeds.new_empty(total, dtype=idtype),
+    )
+
+
+class SampledNeighbors(NamedTuple):
+    """In-edges sampled for a batch of seeds, in the order of the seeds.
+
+    Attributes
+    ----------
+    indptr : Tensor, int64, shape (n + 1,)
+        Seed ``i`` has the edges ``indptr[i]`` to ``indptr[i + 1]``.
+    neighbors : Tensor, the graph's idtype, shape (E,)
+        Source node of each edge.
+    eids : Tensor, the graph's idtype, shape (E,)
+        Edge ids.
+    """
+
+    indptr: Tensor
+    neighbors: Tensor
+    eids: Tensor
+
+
+def sample_neighbors(
+    view: GraphView,
+    seeds: Tensor,
+    fanout: int,
+    key: SampleKey,
+    *,
+    replace: bool = False,
+    weights: RowView | None = None,
+    times: EdgeTimes | None = None,
+) -> SampledNeighbors:
+    """Sample in-edges of each seed.
+
+    Parameters
+    ----------
+    view : GraphView
+        The topology as this rank sees it.
+    seeds : Tensor, int32 or int64, shape (n,)
+        Destination nodes; repeats are allowed and get equal samples.
+    fanout : int
+        Edges per seed; -1 takes all.
+    key : SampleKey
+        Names the experiment.  A node's sample depends on the key and the node and on
+        nothing else.
+    replace : bool
+        Whether an edge may be drawn more than once.  Without, a seed of no more than
+        ``fanout`` edges gives all of them, in the order in which they are stored.
+    weights : RowView of scalars, float32, float64, bool or uint8, optional
+        Weight of each edge id: an edge is drawn with a probability proportional to it, and
+        never where it is 0, not even by ``fanout=-1``.  bool and uint8 are masks (any value
+        but 0 counts as 1).  See :mod:`dgl_mgpu.ops.sample_weighted`.
+    times : EdgeTimes, optional
+        Temporal sampling: only the edges no later than the seed's time are drawn, as if the
+        others had weight 0; a seed without such edges gets none.  A node asked for at two
+        times may get two samples.
+
+    Returns
+    -------
+    SampledNeighbors
+
+    Raises
+    ------
+    InvalidInputError
+        If an argument has the wrong dtype, shape or value.
+    IdOutOfRangeError
+        If a seed is not a node; it names the first one.
+    InvalidWeightError
+        If a seed has a weight that is NaN, infinite or negative, or edges with float weights
+        that are all zero.  With ``times``, only the edges no later than the seed's count.
+
+    Notes
+    -----
+    Draw ``j`` of a node is draw ``j`` of its Philox stream ``SAMPLE_STREAM``
+    (:mod:`dgl_mgpu.ops.philox`), mapped to [0, b) as the high half of its product with b.
+    Uniform with replacement: the edges at draws 0 … fanout - 1, with b the degree d.
+    Without: R. W. Floyd's algorithm (Bentley, Floyd, CACM 30(9), 1987), b = d - fanout + j + 1.
+    It needs one draw an edge, like WholeGraph's Algorithm 1, and can like it be resolved in
+    parallel: a draw collides exactly if an earlier draw fell on the same index, or on this
+    index falls the replacement of an earlier collision.
+    """
+    asked = f"sample {fanout} neighbors"
+    seeds = check_ids(seeds, asked, view.tiers.device)
+    fanout = check_integer(fanout, "fanout", -1, asked)
+    graph = (seeds, *tiered_rows(view), view.idtype)
+    draw = (fanout, replace, key.fold(), view.sms)
+    if weights is None and times is None:
+        return SampledNeighbors(*torch.ops.dgl_mgpu.sample_neighbors(*graph, *draw))
+    weighed = weighting(view, seeds, weights, times)
+    return SampledNeighbors(*torch.ops.dgl_mgpu.sample_neighbors_weighted(*graph, *weighed, *draw))
+
+
+def sample_etype_neighbors(
+    views: Mapping[str, GraphView],
+    seeds: Mapping[str, Tensor],
+    fanouts: int | Mapping[str, int],
+    key: SampleKey,
+    *,
+    replace: bool = False,
+    weights: Mapping[str, RowView] | None = None,
+    times: Mapping[str, EdgeTimes] | None = None,
+) -> dict[str, SampledNeighbors]:
+    """Sample in-edges of each seed, from each edge type on its own.
+
+    Parameters
+    ----------
+    views : mapping of edge type to GraphView
+        All edge types of the graph: the place of a type among them enters the key, so that
+        two types between the same nodes are sampled independently.
+    seeds : mapping of edge type to Tensor, int32 or int64, shape (n,)
+        Destination nodes for each edge type; a type left out is not sampled.
+    fanouts : int or mapping of edge type to int
+        Edges per seed and edge type.
+    key, replace, weights, times
+        As in :func:`sample_neighbors`; ``weights`` and ``times`` by edge type, a type left out
+        is uniform and has no times.
+
+    Returns
+    -------
+    dict of edge type to SampledNeighbors
+        For the edge types of ``seeds``, in the order of ``views``.
+
+    Raises
+    ------
+    InvalidInputError
+        If an edge type is unknown or has no fanout; else as :func:`sample_neighbors`.
+    """
+    asked = "sample neighbors of each edge type"
+    for name, types in (("seeds", seeds), ("weights", weights or {}), ("times", times or {})):
+        if unknown := [etype for etype in types if etype not in views]:
+            raise InvalidInputError(
+                asked,
+                f"{name} names the unknown edge type {unknown[0]!r}",
+                f"use one of {list(views)}",
+            )
+    sampled = {}
+    for number, (etype, view) in enumerate(views.items()):
+        if etype not in seeds:
+            continue
+        fanout = fanouts.get(etype) if isinstance(fanouts, Mapping) else fanouts
+        if fanout is None:
+            raise InvalidInputError(
+                asked,
+                f"there is no fanout for edge type {etype!r}",
+                "give each edge type a fanout; 0 leaves it out",
+            )
+        sampled[etype] = sample_neighbors(
+            view,
+            seeds[etype],
+            fanout,
+            with_fields(key, etype=number),
+            replace=replace,
+            weights=(weights or {}).get(etype),
+            times=(times or {}).get(etype),
+        )
+    return sampled
+
+
+#: Seeds sampled together, and the draws they may need together.
+_SEEDS, _DRAWS = 64, 1024
+#: Up to here repeated picks are found by comparing with all earlier ones, then by hashing.
+_FEW = 48
+
+
+@inline
+def _prefetch_range(address: int, size: int) -> None:
+    """Ask for the first lines of a range; the hardware prefetcher follows with the rest."""
+    for offset in range(0, min(size, 4 * CACHE_LINE), CACHE_LINE):
+        prefetch(address + offset)
+
+
+@kernel
+def _count(found: np.ndarray, fanout: int, replace: bool, indptr: np.ndarray) -> int:
+    """Prefix sum of the sample sizes; the largest of them."""
+    total = 0
+    largest = 0
+    for place in range(len(found)):
+        count = found[place, DEGREE]
+        if fanout >= 0 and count > 0 and (replace or count > fanout):
+            count = fanout
+        largest = max(largest, count)
+        total += count
+        indptr[place + 1] = total
+    return largest
+
+
+@inline
+def _seen(picks: np.ndarray, begin: int, end: int, value: int) -> bool:
+    found = False
+    for index in range(begin, end):  # no early exit: this way it is vectorised
+        found |= picks[index] == value
+    return found
+
+
+@inline
+def _insert(table: np.ndarray, value: int) -> bool:
+    """Add to an open-addressing set of non-negative values; whether it was new."""
+    mask = len(table) - 1
+    slot = value & mask
+    while table[slot] >= 0:
+        if table[slot] == value:
+            return False
+        slot = (slot + 1) & mask
+    table[slot] = value
+    return True
+
+
+@inline
+def _pick_distinct(
+    picks: np.ndarray, at: int, count: int, degree: int, draws: np.ndarray, table: np.ndarray
+) -> None:
+    """Floyd's algorithm: ``count`` distinct numbers below ``degree`` at ``picks[at:]``.
+
+    Draw ``j`` falls on t in [0, i], where i = degree - count + j; where t has been picked
+    before, i is picked, which cannot have been.  On many threads: draw j picks its i exactly
+    if some earlier draw fell on the same t, or t is the i of an earlier draw that did so.
+    """
+    if count > _FEW:
+        table[:] = -1
+    for index in range(count):
+        last = degree - count + index
+        pick = below(draws[at + index], last + 1)
+        if count <= _FEW:
+            if _seen(picks, at, at + index, pick):
+                pick = last
+        elif not _insert(table, pick):
+            pick = last
+            _insert(table, pick)
+        picks[at + index] = pick
+
+
+@kernel
+def _fill(
+    begin: int, end: int, seeds: int, seed_width: int, pointers: np.ndarray, found: np.ndarray,
+    indptr: np.ndarray, replace: bool, largest: int, key: int, neighbors: int, eids: int,
+    width: int,
+) -> None:  # fmt: skip
+    """Write the samples of seeds ``[begin, end)`` to the addresses ``neighbors`` and ``eids``."""
+    blocks = (largest + 1) // 2
+    step = max(1, min(_SEEDS, _DRAWS // (2 * blocks + 1)))
+    nodes = np.empty(step * blocks, np.int64)
+    block_of = np.empty(step * blocks, np.int64)
+    draws = np.empty(2 * step * blocks, np.uint64)
+    picks = np.empty(2 * step * blocks, np.int64)
+    table_size = 1
+    while largest > _FEW and table_size < 2 * largest:
+        table_size *= 2
+    table = np.empty(table_size, np.int64)
+
+    for start in range(begin, end, step):
+        stop = min(start + step, end)
+
+        used = 0
+        for place in range(start, stop):
+            count = indptr[place + 1] - indptr[place]
+            degree = found[place, DEGREE]
+            if count == degree and not replace:
+                segment, first = found[place, SEGMENT], found[place, FIRST_EDGE]
+                _prefetch_range(pointers[segment, INDICES] + first * width, count * width)
+                edge_ids = stored_ids(pointers, segment)
+                if edge_ids != 0:
+                    _prefetch_range(edge_ids + first * width, count * width)
+            else:
+                node = load_id(seeds, place, seed_width)
+                for block in range((count + 1) // 2):
+                    nodes[used] = node
+                    block_of[used] = block
+                    used += 1
+        for index in range(used):
+            even, odd = philox(nodes[index], block_of[index], SAMPLE_STREAM, key)
+            draws[2 * index] = even
+            draws[2 * index + 1] = odd
+
+        at = 0
+        for place in range(start, stop):
+            count = indptr[place + 1] - indptr[place]
+            degree = found[place, DEGREE]
+            if count == degree and not replace:
+                continue
+            if replace:
+                for index in range(count):
+                    picks[at + index] = below(draws[at + index], degree)
+            else:
+                _pick_distinct(picks, at, count, degree, draws, table)
+            segment, first = found[place, SEGMENT], found[place, FIRST_EDGE]
+            edge_ids = stored_ids(pointers, segment)
+            for index in range(count):
+                prefetch(pointers[segment, INDICES] + (first + picks[at + index]) * width)
+                if edge_ids != 0:
+                    prefetch(edge_ids + (first + picks[at + index]) * width)
+            at += (count + 1) // 2 * 2
+
+        at = 0
+        for place in range(start, stop):
+            to = indptr[place]
+            count = indptr[place + 1] - to
+            segment, first = found[place, SEGMENT], found[place, FIRST_EDGE]
+            edge_ids, shift = stored_ids(pointers, segment), found[place, SHIFT]
+            indices = pointers[segment, INDICES]
+            if count == found[place, DEGREE] and not replace:
+                copy_bytes(neighbors + to * width, indices + first * width, count * width)
+                if edge_ids != 0:
+                    copy_bytes(eids + to * width, edge_ids + first * width, count * width)
+                else:
+                    for index in range(count):
+                        store_id(eids, to + index, width, first + index + shift)
+            else:
+                for index in range(count):
+                    edge = first + picks[at + index]
+                    store_id(neighbors, to + index, width, load_id(indices, edge, width))
+                    store_id(eids, to + index, width, edge_id(edge_ids, edge, shift, width))
+                at += (count + 1) // 2 * 2
+
+
+@sample_neighbors_op.cpu
+def _sample_neighbors(
+    seeds: Tensor,
+    rows: TieredRows,
+    idtype: torch.dtype,
+    fanout: int,
+    replace: bool,
+    key: int,
+    sms: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    tiers, pointers, position, num_rows = rows
+    graph = rows_argument(tiers, pointers, position)
+    found = find_edges(seeds, graph, num_rows)
+    replace = replace and fanout >= 0
+    indptr = torch.zeros(seeds.numel() + 1, dtype=torch.int64)
+    largest = _count(found, fanout, replace, indptr.numpy())
+    if not replace and largest < fanout:
+        largest = 0  # no seed draws
+    total = int(indptr[-1])
+    neighbors = torch.empty(total, dtype=idtype)
+    eids = torch.empty(total, dtype=idtype)
+    parallel.run(
+        _fill, seeds.numel(), GRAIN, seeds.data_ptr(), seeds.element_size(), graph[1], found,
+        indptr.numpy(), replace, largest if fanout >= 0 else 0, key, neighbors.data_ptr(),
+        eids.data_ptr(), idtype.itemsize,
+    )  # fmt: skip
+    return indptr, neighbors, eids

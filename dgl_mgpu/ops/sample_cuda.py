@@ -1,0 +1,150 @@
+"""Uniform neighbour sampling on CUDA; see ``kernels/sample.cu``."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from dgl_mgpu.ops import device as gpu
+from dgl_mgpu.ops.check import raise_at_bad_id
+from dgl_mgpu.ops.device import Kernel, buckets_of, c_type, position_pointer, position_type
+from dgl_mgpu.ops.sample import sample_neighbors_op
+from dgl_mgpu.ops.view import TieredRows
+from dgl_mgpu.ops.workspace import Workspace, beginning, workspace
+
+_THREADS = 256
+#: Edges up to which the largest possible sample is allocated in advance.
+_MOST_EDGES = 1 << 27
+
+
+@functools.cache
+def _kernel(name: str, types: str) -> Kernel:
+    return Kernel("sample.cu", f"dgl_mgpu::{name}<{types}>", cooperative=name != "fill_edges")
+
+
+def found_buffers(
+    buffer: Callable[[str, int, torch.dtype], Tensor], count: int
+) -> tuple[Tensor, ...]:
+    """The kernels' struct ``Found``: buffers for the location of each seed's edges."""
+    return (
+        buffer("first", count, torch.int64),
+        buffer("degree", count, torch.int64),
+        buffer("shift", count, torch.int64),
+        buffer("segment", count, torch.int32),
+    )
+
+
+def seed_order(
+    buffer: Callable[[str, int, torch.dtype], Tensor], count: int, num_rows: int, ordered_from: int
+) -> tuple[Tensor | int, ...]:
+    """Working memory for ``count`` seeds in order, the kernels' ``SeedOrder``: five words."""
+    # One bucket at least, for seeds that are no nodes.
+    shift, number = buckets_of(max(num_rows, 1))
+    seeds, counts = buffer("order", count, torch.int32), buffer("buckets", number + 1, torch.int32)
+    return seeds, shift, number, counts, ordered_from
+
+
+#: The same for unordered seeds, and as a kernel parameter.
+NO_ORDER = (0,) * 5
+_NO_ORDER_STRUCT = gpu.struct(*NO_ORDER)
+
+
+def sample_hop(
+    space: Workspace,
+    seeds: Tensor,
+    count: int,
+    exact: Tensor | None,
+    rows: TieredRows,
+    fanout: int,
+    replace: bool,
+    key: int,
+    indptr: Tensor,
+    start: Tensor | None,
+    neighbors: Tensor,
+    eids: Tensor,
+    report: Tensor,
+    sms: int,
+    ordered_from: int = 0,
+) -> None:
+    """Launch the sampling of one hop of at most ``count`` seeds; see ``kernels/sample.cu``.
+
+    From ``ordered_from`` seeds on, they are taken in the order of their edges' addresses; 0 for
+    never.
+    """
+    tiers, pointers, position, num_rows = rows
+    ordered = 0 < ordered_from <= count
+    types = f"{c_type(seeds.dtype)}, {c_type(eids.dtype)}, {position_type(position)}"
+    types += f", {'true' if ordered else 'false'}"
+    order = _NO_ORDER_STRUCT
+    if ordered:
+        order = gpu.struct(*seed_order(space.buffer, count, num_rows, ordered_from))
+    kernel = _kernel("sample_hop", types)
+    blocks = _blocks(kernel, count, seeds.device, sms)
+    kernel(
+        blocks, _THREADS, seeds, count, exact, tiers, len(tiers), pointers,
+        position_pointer(position), num_rows, fanout, replace, key,
+        *found_buffers(space.buffer, count), indptr, start, neighbors, eids,
+        space.control(blocks), report, order,
+        device=seeds.device,
+    )  # fmt: skip
+
+
+def _blocks(kernel: Kernel, count: int, device: torch.device, sms: int) -> int:
+    # A few lanes a seed.
+    return gpu.blocks_within(kernel, _THREADS, -(-8 * count // _THREADS), device, sms)
+
+
+@sample_neighbors_op.cuda
+def _sample_neighbors(
+    seeds: Tensor,
+    rows: TieredRows,
+    idtype: torch.dtype,
+    fanout: int,
+    replace: bool,
+    key: int,
+    sms: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    tiers, pointers, position, num_rows = rows
+    device, count, space = seeds.device, seeds.numel(), workspace(seeds.device)
+    gpu.raise_faults(device, wait=False)
+    indptr = torch.empty(count + 1, dtype=torch.int64, device=device)
+
+    def room(edges: int) -> tuple[Tensor, Tensor]:
+        neighbors = torch.empty(edges, dtype=idtype, device=device)
+        return neighbors, torch.empty_like(neighbors)
+
+    def read_report() -> int:
+        bad, total = space.read_report(2)
+        raise_at_bad_id([bad], seeds, num_rows, "look up the edges of nodes")
+        return total
+
+    with space.lock:
+        if fanout >= 0 and count * fanout <= _MOST_EDGES:
+            try:
+                neighbors, eids = room(count * fanout)
+            except torch.cuda.OutOfMemoryError:
+                pass  # the sample itself may be much smaller
+            else:
+                sample_hop(
+                    space, seeds, count, None, rows, fanout, replace, key, indptr, None,
+                    neighbors, eids, space.report, sms,
+                )  # fmt: skip
+                total = read_report()
+                return indptr, beginning(neighbors, total), beginning(eids, total)
+        types = f"{c_type(seeds.dtype)}, {c_type(idtype)}, {position_type(position)}"
+        kernel = _kernel("count_edges", types)
+        blocks = _blocks(kernel, count, device, sms)
+        found = (*found_buffers(space.buffer, count), indptr)
+        kernel(
+            blocks, _THREADS, seeds, count, tiers, len(tiers), pointers, position_pointer(position),
+            num_rows, fanout, replace, *found, space.control(blocks), space.report, device=device,
+        )  # fmt: skip
+        neighbors, eids = room(read_report())
+        _kernel("fill_edges", types)(
+            blocks, _THREADS, seeds, count, pointers, fanout, replace, key, *found, neighbors,
+            eids, device=device,
+        )  # fmt: skip
+    return indptr, neighbors, eids

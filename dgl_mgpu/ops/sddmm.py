@@ -1,0 +1,373 @@
+"""An operation on two operands' rows for every edge (SDDMM): the
+@@ An operation on two operands' rows for every edge, on the CPU.
+@@ An operation on two operands' rows for every edge, on CUDA; see ``kernels/sddmm.cu``."""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dgl_mgpu.errors import InvalidInputError
+from dgl_mgpu.ops import device as gpu
+from dgl_mgpu.ops.check import check_ids
+from dgl_mgpu.ops.device import Kernel, c_type
+from dgl_mgpu.ops.library import Operator, call
+
+DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+OPERATIONS = ("add", "sub", "mul", "div", "dot", "copy_lhs", "copy_rhs")
+TARGETS = ("u", "e", "v")
+
+
+@Operator
+def sddmm_op(
+    src: Tensor,
+    dst: Tensor,
+    lhs: Tensor | None,
+    rhs: Tensor | None,
+    op: str,
+    lhs_target: str,
+    rhs_target: str,
+) -> Tensor:
+    left, right = operands(op, lhs, rhs)
+    return left.new_empty(src.shape[0], *out_shape(op, left.shape[1:], right.shape[1:]))
+
+
+def operands(op: str, lhs: Tensor | None, rhs: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Both operands; what a copy reads stands for the other, too."""
+    left = rhs if op == "copy_rhs" else lhs
+    right = left if op.startswith("copy") else rhs
+    assert left is not None and right is not None  # the public function has checked it
+    return left, right
+
+
+def out_shape(
+    op: str, left_shape: tuple[int, ...], right_shape: tuple[int, ...]
+) -> tuple[int, ...]:
+    """Shape of an edge's result, of operands' rows that fit."""
+    if left_shape == right_shape:
+        shape = tuple(left_shape)
+    else:
+        shape = tuple(torch.broadcast_shapes(left_shape, right_shape))
+    return (*shape[:-1], 1) if op == "dot" else shape
+
+
+def sddmm(
+    src: Tensor,
+    dst: Tensor,
+    lhs: Tensor | None,
+    rhs: Tensor | None,
+    op: str,
+    lhs_target: str = "u",
+    rhs_target: str = "v",
+) -> Tensor:
+    """Compute ``op(lhs row, rhs row)`` for every edge.
+
+    Parameters
+    ----------
+    src, dst : Tensor, int32 or int64, shape (num_edges,)
+        The edges' ends, which are rows of the operands that are read by them: a graph's, so not
+        checked.
+    lhs, rhs : Tensor, float32, float64, float16 or bfloat16, shape (rows, *shape)
+        Operands of one dtype, whose shapes broadcast from the right.  Half types are computed in
+        float32.  What ``copy_lhs`` or ``copy_rhs`` does not read may be None.
+    op : str
+        'add', 'sub', 'mul', 'div', 'dot' (over the last dimension, which becomes 1), 'copy_lhs' or
+        'copy_rhs'.
+    lhs_target, rhs_target : str
+        Row that edge ``i`` reads: 'u' for ``src[i]``, 'e' for ``i``, 'v' for ``dst[i]``.
+
+    Returns
+    -------
+    Tensor, dtype of the operands, shape (num_edges, *shape)
+
+    Raises
+    ------
+    InvalidInputError
+        If a name is unknown or dtypes, shapes or devices do not fit.
+    """
+    asked = _asked(op, lhs_target, rhs_target)
+    if op not in OPERATIONS:
+        raise InvalidInputError(
+            asked, f"there is no op={op!r}", f"pass one of {', '.join(OPERATIONS)}"
+        )
+    if lhs_target not in TARGETS or rhs_target not in TARGETS:
+        raise InvalidInputError(
+            asked,
+            f"lhs_target is {lhs_target!r} and rhs_target is {rhs_target!r}",
+            f"pass one of {', '.join(TARGETS)}",
+        )
+    src = check_ids(src, asked)
+    dst = check_ids(dst, asked, src.device)
+    if src.shape != dst.shape or src.dtype != dst.dtype:
+        raise InvalidInputError(
+            asked,
+            f"there are {len(src)} sources of {src.dtype}, but {len(dst)} destinations of "
+            f"{dst.dtype}",
+            "pass as many of both, of one dtype",
+        )
+    if op != "copy_rhs":
+        lhs = _checked_operand(lhs, "lhs", lhs_target, src, asked)
+    if op != "copy_lhs":
+        rhs = _checked_operand(rhs, "rhs", rhs_target, src, asked)
+    if op not in ("copy_lhs", "copy_rhs"):
+        assert lhs is not None and rhs is not None
+        _check_pair(lhs, rhs, op, asked)
+    return call("sddmm", (src, dst, lhs, rhs), op, lhs_target, rhs_target)
+
+
+@functools.lru_cache(maxsize=256)
+def _asked(op: str, lhs_target: str, rhs_target: str) -> str:
+    return f"compute {op} of '{lhs_target}' and '{rhs_target}' for every edge"
+
+
+def _checked_operand(
+    operand: Tensor | None, name: str, target: str, src: Tensor, asked: str
+) -> Tensor:
+    if operand is None:
+        raise InvalidInputError(asked, f"{name} is None", f"pass {name}, which the operation reads")
+    if operand.dtype not in DTYPES or operand.dim() == 0 or operand.device != src.device:
+        raise InvalidInputError(
+            asked,
+            f"{name} has shape {tuple(operand.shape)} and dtype {operand.dtype} on "
+            f"{operand.device}",
+            f"pass rows of float32, float64, float16 or bfloat16 on {src.device}",
+        )
+    if target == "e" and operand.shape[0] != src.shape[0]:
+        raise InvalidInputError(
+            asked,
+            f"{name} has {len(operand)} rows, but there are {len(src)} edges",
+            "pass a row for each edge",
+        )
+    return operand.contiguous()
+
+
+def _check_pair(lhs: Tensor, rhs: Tensor, op: str, asked: str) -> None:
+    if lhs.dtype != rhs.dtype:
+        raise InvalidInputError(
+            asked,
+            f"lhs has dtype {lhs.dtype} and rhs has dtype {rhs.dtype}",
+            "pass both in one dtype",
+        )
+    left, right = lhs.shape[1:], rhs.shape[1:]
+    if op == "dot" and (not left or not right or left[-1] != right[-1]):
+        raise InvalidInputError(
+            asked,
+            f"the rows have shapes {tuple(left)} and {tuple(right)}",
+            "pass rows whose last dimension is the same",
+        )
+    if left != right and any(
+        a != b and a != 1 and b != 1 for a, b in zip(reversed(left), reversed(right), strict=False)
+    ):
+        raise InvalidInputError(
+            asked,
+            f"the rows have shapes {tuple(left)} and {tuple(right)}",
+            "pass shapes that broadcast from the right",
+        )
+
+
+#: Edges at a time: what is made on the way stays small.
+_EDGES_AT_A_TIME = 1 << 16
+_TORCH_OPERATIONS = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "div": operator.truediv,
+    "dot": lambda left, right: (left * right).sum(-1, keepdim=True),
+}
+
+
+@sddmm_op.cpu
+def _sddmm_cpu(
+    src: Tensor,
+    dst: Tensor,
+    lhs: Tensor | None,
+    rhs: Tensor | None,
+    op: str,
+    lhs_target: str,
+    rhs_target: str,
+) -> Tensor:
+    left, right = operands(op, lhs, rhs)
+    shape = out_shape(op, left.shape[1:], right.shape[1:])
+    out = left.new_empty(len(src), *shape)
+    for begin in range(0, len(src), _EDGES_AT_A_TIME):
+        edges = slice(begin, begin + _EDGES_AT_A_TIME)
+        rows: Mapping[str, Tensor | slice] = {"u": src[edges], "e": edges, "v": dst[edges]}
+        if op == "copy_lhs":
+            assert lhs is not None
+            out[edges] = lhs[rows[lhs_target]]
+        elif op == "copy_rhs":
+            assert rhs is not None
+            out[edges] = rhs[rows[rhs_target]]
+        else:
+            assert lhs is not None and rhs is not None
+            left, right = lhs[rows[lhs_target]], rhs[rows[rhs_target]]
+            if out.dtype.itemsize == 2:
+                left, right = left.float(), right.float()
+            dims = 1 + len(shape)
+            out[edges] = _TORCH_OPERATIONS[op](_padded(left, dims), _padded(right, dims))
+    return out
+
+
+def _padded(rows: Tensor, dims: int) -> Tensor:
+    """Rows with dimensions of 1 in front of their shape."""
+    return rows.reshape(len(rows), *[1] * (dims - rows.dim()), *rows.shape[1:])
+
+
+_THREADS = 256
+#: What a block has under way at once: vectors of the output of a thread, dot products of lanes.
+_VECTORS, _PRODUCTS = 4, 2
+#: Vectors of each operand that a lane has of a dot product, until there are a warp's.
+_LANE_VECTORS = 2
+_WARP = 32
+_VECTOR_BYTES = 16
+_ELEMENTS = {
+    torch.float64: "double",
+    torch.float32: "float",
+    torch.float16: "dgl_mgpu::Float16",
+    torch.bfloat16: "dgl_mgpu::BFloat16",
+}
+#: As kernels number them.
+_OPERATION_NUMBERS = {
+    "copy_lhs": 0,
+    "copy_rhs": 0,
+    "add": 1,
+    "sub": 2,
+    "mul": 3,
+    "div": 4,
+    "dot": 5,
+}
+
+
+@functools.cache
+def _offsets(
+    left: tuple[int, ...], right: tuple[int, ...], reduced: int, device: torch.device
+) -> Tensor:
+    """Which columns of the operands each column of the output comes from: the first of ``reduced``
+    ones of a dot product.
+
+    Kept for good: models have few shapes.
+    """
+    shape = torch.broadcast_shapes(left, right)
+    columns = [
+        reduced * torch.arange(math.prod(each), dtype=torch.int32).view(each).expand(shape)
+        for each in (left, right)
+    ]
+    return torch.stack(columns).to(device)
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What the operands' types and shapes decide.
+
+    Attributes
+    ----------
+    kernel : Kernel
+    shape : tuple of int
+        Of an edge's result.
+    columns, left_columns, right_columns : int
+        Of a result, and of the operands' rows.
+    offsets : Tensor or None
+        See :func:`_offsets`; None where all have the same columns.
+    reduced, lanes : int
+        Numbers of a dot product, and lanes that share one.
+    block_edges : int
+        That a block has under way.
+    """
+
+    kernel: Kernel
+    shape: tuple[int, ...]
+    columns: int
+    left_columns: int
+    right_columns: int
+    offsets: Tensor | None
+    reduced: int
+    lanes: int
+    block_edges: int
+
+
+@sddmm_op.cuda
+def _sddmm_cuda(
+    src: Tensor,
+    dst: Tensor,
+    lhs: Tensor | None,
+    rhs: Tensor | None,
+    op: str,
+    lhs_target: str,
+    rhs_target: str,
+) -> Tensor:
+    left, left_target = (rhs, rhs_target) if op == "copy_rhs" else (lhs, lhs_target)
+    right, right_target = (None, "e") if op.startswith("copy") else (rhs, rhs_target)
+    assert left is not None
+    device, num_edges = src.device, src.shape[0]
+    left_address = left.data_ptr()
+    right_address = 0 if right is None else right.data_ptr()
+    plan = _plan(
+        op,
+        left.dtype,
+        src.dtype,
+        left.shape[1:],
+        left.shape[1:] if right is None else right.shape[1:],
+        math.gcd(_VECTOR_BYTES, left_address, right_address),
+        device,
+    )
+    out = left.new_empty((num_edges, *plan.shape))
+    if out.numel() == 0:
+        return out
+    if plan.reduced == 0:
+        return out.zero_()
+    ids = {"u": src.data_ptr(), "e": 0, "v": dst.data_ptr()}
+    request = gpu.struct(
+        left_address, ids[left_target], plan.left_columns,
+        right_address, ids[right_target], plan.right_columns,
+        out.data_ptr(), num_edges, plan.columns,
+        0 if plan.offsets is None else plan.offsets.data_ptr(),
+        _OPERATION_NUMBERS[op], plan.reduced, plan.lanes, plan.block_edges,
+    )  # fmt: skip
+    plan.kernel(-(-num_edges // plan.block_edges), _THREADS, request, device=device)
+    return out
+
+
+@functools.lru_cache(maxsize=4096)
+def _plan(
+    op: str,
+    dtype: torch.dtype,
+    id_dtype: torch.dtype,
+    left_shape: tuple[int, ...],
+    right_shape: tuple[int, ...],
+    alignment: int,
+    device: torch.device,
+) -> _Plan:
+    """For operands both of which begin at multiples of ``alignment`` bytes."""
+    shape = out_shape(op, left_shape, right_shape)
+    columns = math.prod(shape)
+    reduced, offsets, lanes = left_shape[-1] if op == "dot" else 1, None, 1
+    if left_shape != right_shape:
+        outer = slice(0, -1 if op == "dot" else None)
+        offsets = _offsets(left_shape[outer], right_shape[outer], reduced, device)
+    # How many make one vector, of up to 16 bytes.
+    of_one = reduced if op == "dot" else 1 if offsets is not None else columns
+    elements = max(1, math.gcd(alignment, of_one * dtype.itemsize) // dtype.itemsize)
+    if op == "dot":
+        while lanes < _WARP and lanes * _LANE_VECTORS * elements < reduced:
+            lanes *= 2
+        name, pieces, at_once = "sddmm_dot", columns, _PRODUCTS * _THREADS // lanes
+    else:
+        name, pieces, at_once = "sddmm", columns // elements, _VECTORS * _THREADS
+    types = f"{c_type(id_dtype)}, {_ELEMENTS[dtype]}, {elements}"
+    return _Plan(
+        Kernel("sddmm.cu", f"dgl_mgpu::{name}<{types}>"),
+        shape,
+        columns,
+        math.prod(left_shape),
+        math.prod(right_shape),
+        offsets,
+        reduced,
+        lanes,
+        block_edges=max(1, at_once // max(1, pieces)),
+    )

@@ -1,0 +1,446 @@
+"""Sums of rows that lie in several memories: the
+@@ Sums of rows that lie in several memories of this process, on the CPU.
+@@ Sums of rows that lie in several memories, on CUDA; see ``kernels/spmm_remote.cu``."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from dgl_mgpu.errors import InvalidInputError
+from dgl_mgpu.ops import device as gpu
+from dgl_mgpu.ops.check import ID_DTYPES, check_integer
+from dgl_mgpu.ops.device import Kernel, c_type
+from dgl_mgpu.ops.library import Operator, Size, call
+from dgl_mgpu.ops.spmm import add_spmm, spmm
+from dgl_mgpu.ops.spmm_layout import ELEMENTS, VECTOR_BYTES, joining_blocks
+
+DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+_LONGEST_ROW = 1 << 32
+#: MGG's search space (section 4).
+_MOST = {"ps": 32, "dist": 16, "wpb": 16}
+_ASKED = "add up rows in the memory of several ranks"
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """How the work is dealt out to warps (MGG, section 4, whose names these are).
+
+    Defaults are what MGG's studies fix (section 5), and the middle of the range of ``dist``.
+
+    Attributes
+    ----------
+    ps : int
+        Size of a neighbour partition: entries of one row that are added up at a time, of the local
+        and of the remote ones each; 1 to 32.
+    dist : int
+        Interleaving distance: pairs of a local and a remote partition of a warp; 1 to 16.
+    wpb : int
+        Warps per block; 1 to 16.
+
+    Raises
+    ------
+    InvalidInputError
+        If one is out of its range.
+    """
+
+    ps: int = 16
+    dist: int = 8
+    wpb: int = 2
+
+    def __post_init__(self) -> None:
+        for name, most in _MOST.items():
+            value = check_integer(getattr(self, name), name, 1, "set up a pipeline")
+            if value > most:
+                raise InvalidInputError(
+                    "set up a pipeline", f"{name} is {value}", f"pass at most {most}"
+                )
+
+
+class Entries(NamedTuple):
+    """One virtual graph (MGG, section 3.1): the entries of each row that are in one kind of memory.
+
+    Attributes
+    ----------
+    indptr : Tensor, int32 or int64, shape (num_rows + 1,)
+    columns : Tensor, dtype of ``indptr``, shape (nnz,)
+    weights : Tensor, dtype of the rows, shape (nnz, num_weights), or None
+        What rows are multiplied with: each weight as many columns as another.
+    """
+
+    indptr: Tensor
+    columns: Tensor
+    weights: Tensor | None = None
+
+
+class Sources(NamedTuple):
+    """Where the rows are.
+
+    Attributes
+    ----------
+    rows : Tensor, float32, float64, float16 or bfloat16, shape (num_own, width)
+        This rank's own.
+    bases : Tensor, int64, shape (num_ranks,)
+        Addresses of all ranks' rows, as this process sees them: contiguous, like ``rows``.
+    starts : Tensor, int64, shape (num_ranks,)
+        Number of each rank's first row, in ascending order.
+    alignment : int
+        What every base is a multiple of, in bytes.
+    """
+
+    rows: Tensor
+    bases: Tensor
+    starts: Tensor
+    alignment: int = 16
+
+
+class Pairs(NamedTuple):
+    """The pairs of partitions that rows are made of; see `pair_up`.
+
+    Attributes
+    ----------
+    before : Tensor, int64, shape (num_rows + 1,)
+        How many there are before each row.
+    total : int
+    ps : int
+    """
+
+    before: Tensor
+    total: int
+    ps: int
+
+
+def pair_up(local_indptr: Tensor, remote_indptr: Tensor, ps: int) -> Pairs:
+    """Cut rows into pairs of a local and a remote partition of at most ``ps`` entries.
+
+    Unlike in MGG both are of one row: its sum stays with a warp.  A row has as many pairs as its
+    larger kind of entries takes, and at least one, which may be empty.  Waits for the device.
+    """
+    counts = torch.maximum(local_indptr.diff(), remote_indptr.diff()).long()
+    pairs = ((counts + (ps - 1)) // ps).clamp(min=1)
+    before = torch.cat([pairs.new_zeros(1), pairs.cumsum(0)])
+    return Pairs(before, int(before[-1]), ps)
+
+
+class LocalEntries(NamedTuple):
+    """:class:`Entries` of rows in this rank's memory, as the operator takes them."""
+
+    local_indptr: Tensor
+    local_columns: Tensor
+    local_weights: Tensor | None
+
+
+class RemoteEntries(NamedTuple):
+    """:class:`Entries` of rows in other memories, as the operator takes them."""
+
+    remote_indptr: Tensor
+    remote_columns: Tensor
+    remote_weights: Tensor | None
+
+
+@Operator
+def spmm_remote_op(
+    local: LocalEntries,
+    remote: RemoteEntries,
+    rows: Tensor,
+    bases: Tensor,
+    starts: Tensor,
+    pairs: Tensor,
+    num_pairs: Size,
+    ps: Size,
+    dist: Size,
+    wpb: Size,
+    alignment: Size,
+) -> Tensor:
+    return output(local.local_indptr, rows)
+
+
+def output(indptr: Tensor, rows: Tensor) -> Tensor:
+    """Allocate the operator's output."""
+    return rows.new_empty(indptr.shape[0] - 1, rows.shape[1])
+
+
+def spmm_remote(
+    local: Entries,
+    remote: Entries,
+    sources: Sources,
+    *,
+    pairs: Pairs | None = None,
+    pipeline: Pipeline | None = None,
+) -> Tensor:
+    """Sum, for every row, of its local and its remote entries' rows.
+
+    Remote rows are read where they are, while local ones are added up (MGG, section 3).
+
+    Parameters
+    ----------
+    local : Entries
+        Columns are rows of ``sources.rows``.
+    remote : Entries
+        Of as many rows, with columns of the same dtype: numbers of rows of all ranks, so that
+        ``sources.starts`` tells whose they are.
+    sources : Sources
+    pairs : Pairs, optional
+        What `pair_up` returns for these entries and ``pipeline.ps``: made for this call by default.
+    pipeline : Pipeline, optional
+
+    Returns
+    -------
+    Tensor, dtype of the rows, shape (num_rows, width)
+        Half types are summed up in float32 and rounded once.
+
+    Raises
+    ------
+    InvalidInputError
+        If an argument has the wrong dtype, shape or device, or ``pairs`` are of other partitions.
+
+    Notes
+    -----
+    The same bits on every run with the same pipeline.  On the CPU addresses are this process's.
+    Nobody may change any rank's rows until the device is done.
+
+    What the tensors of integers hold is not checked.
+    """
+    pipeline = Pipeline() if pipeline is None else pipeline
+    _check(local, remote, sources)
+    if pairs is None:
+        pairs = pair_up(local.indptr, remote.indptr, pipeline.ps)
+    if pairs.ps != pipeline.ps or pairs.before.shape != local.indptr.shape:
+        raise InvalidInputError(
+            _ASKED,
+            f"pairs was made for partitions of {pairs.ps} entries and {len(pairs.before) - 1} rows,"
+            f" not for {pipeline.ps} entries and {len(local.indptr) - 1} rows",
+            "make pairs with pair_up for this graph and pipeline, or pass None",
+        )
+    tensors = (*_spread(local), *_spread(remote), *sources[:3], pairs.before)
+    return call(
+        "spmm_remote",
+        tensors,
+        pairs.total,
+        pipeline.ps,
+        pipeline.dist,
+        pipeline.wpb,
+        sources.alignment,
+    )
+
+
+def _spread(entries: Entries) -> tuple[Tensor, Tensor, Tensor | None]:
+    return entries.indptr, entries.columns, entries.weights
+
+
+def _check(local: Entries, remote: Entries, sources: Sources) -> None:
+    rows, bases, starts, alignment = sources
+    if rows.dtype not in DTYPES or rows.dim() != 2:
+        raise InvalidInputError(
+            _ASKED,
+            f"rows has dtype {rows.dtype} and shape {tuple(rows.shape)}",
+            f"pass a matrix whose dtype is one of {', '.join(map(str, DTYPES))}",
+        )
+    if rows.shape[1] * rows.element_size() >= _LONGEST_ROW:
+        raise InvalidInputError(
+            _ASKED,
+            f"a row has {rows.shape[1]} elements of {rows.element_size()} bytes",
+            f"pass rows of less than {_LONGEST_ROW} bytes",
+        )
+    for table in (bases, starts):
+        if table.dtype != torch.int64 or table.dim() != 1 or len(table) != len(bases):
+            raise InvalidInputError(
+                _ASKED,
+                f"bases has dtype {bases.dtype} and shape {tuple(bases.shape)}, and starts has"
+                f" dtype {starts.dtype} and shape {tuple(starts.shape)}",
+                "pass two int64 vectors with an entry for each rank",
+            )
+    if not len(bases) or check_integer(alignment, "alignment", 1, _ASKED) % rows.element_size():
+        raise InvalidInputError(
+            _ASKED,
+            f"there are {len(bases)} addresses, and alignment is {alignment} bytes",
+            "pass an address for each rank, and an alignment that is a multiple of"
+            f" {rows.element_size()} bytes",
+        )
+    for entries in (local, remote):
+        _check_entries(entries, local.indptr, rows)
+    if (local.weights is None) != (remote.weights is None) or (
+        local.weights is not None and local.weights.shape[1] != remote.weights.shape[1]  # type: ignore[union-attr]
+    ):
+        raise InvalidInputError(
+            _ASKED,
+            "local and remote entries do not have the same number of weights",
+            "pass as many weights for each entry of both, or None for both",
+        )
+    for tensor in (*_spread(local), *_spread(remote), bases, starts):
+        if tensor is not None and tensor.device != rows.device:
+            raise InvalidInputError(
+                _ASKED,
+                f"some tensors are on '{rows.device}' and some on '{tensor.device}'",
+                "move them to one device",
+            )
+
+
+def _check_entries(entries: Entries, like: Tensor, rows: Tensor) -> None:
+    indptr, columns, weights = entries
+    if (
+        indptr.dtype not in ID_DTYPES
+        or indptr.dim() != 1
+        or indptr.numel() == 0
+        or indptr.shape != like.shape
+        or indptr.dtype != like.dtype
+        or columns.dtype != like.dtype
+        or columns.dim() != 1
+    ):
+        raise InvalidInputError(
+            _ASKED,
+            f"indptr has dtype {indptr.dtype} and shape {tuple(indptr.shape)}, and columns has"
+            f" dtype {columns.dtype} and shape {tuple(columns.shape)}",
+            "pass vectors of int32 or int64, all of one dtype, and for local and for remote entries"
+            " an indptr with one element more than there are rows",
+        )
+    if weights is None:
+        return
+    if (
+        weights.dtype != rows.dtype
+        or weights.dim() != 2
+        or len(weights) != len(columns)
+        or weights.shape[1] == 0
+        or rows.shape[1] % weights.shape[1]
+    ):
+        raise InvalidInputError(
+            _ASKED,
+            f"weights has dtype {weights.dtype} and shape {tuple(weights.shape)}",
+            f"pass weights of dtype {rows.dtype} and shape ({len(columns)}, n), where n divides the"
+            f" rows' width {rows.shape[1]}",
+        )
+
+
+@spmm_remote_op.cpu
+def _spmm_remote_cpu(
+    local: LocalEntries,
+    remote: RemoteEntries,
+    rows: Tensor,
+    bases: Tensor,
+    starts: Tensor,
+    pairs: Tensor,
+    num_pairs: int,
+    ps: int,
+    dist: int,
+    wpb: int,
+    alignment: int,
+) -> Tensor:
+    local_indptr, local_columns, local_weights = local
+    remote_indptr, remote_columns, remote_weights = remote
+    out = output(local_indptr, rows)
+    if out.numel() == 0:
+        return out
+    number = torch.float64 if rows.dtype == torch.float64 else torch.float32
+    num_weights = 1 if local_weights is None else local_weights.shape[1]
+    shape = (num_weights, rows.shape[1] // num_weights)
+
+    def operands(of_entries: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor | None, str]:
+        of_entries = of_entries.to(number).view(-1, *shape)
+        if weights is None:
+            return of_entries, None, "copy_lhs"
+        return of_entries, weights.to(number).unsqueeze(2), "mul"
+
+    total = spmm(
+        local_indptr, local_columns, None, *operands(rows.contiguous(), local_weights), "sum"
+    )[0]
+    found = _fetched(remote_columns.long(), rows, bases, starts)
+    entries = torch.arange(len(found), dtype=remote_indptr.dtype)
+    add_spmm(total, remote_indptr, entries, None, *operands(found, remote_weights))
+    return out.copy_(total.view(out.shape))
+
+
+def _fetched(columns: Tensor, rows: Tensor, bases: Tensor, starts: Tensor) -> Tensor:
+    """A row for each column."""
+    owners = torch.searchsorted(starts, columns, right=True) - 1
+    places = columns - starts[owners]
+    found = rows.new_empty(len(columns), rows.shape[1])
+    for rank, base in enumerate(bases.tolist()):
+        asked = (owners == rank).nonzero().squeeze(1)
+        if len(asked):
+            count = int(places[asked].max()) + 1
+            found[asked] = _matrix_at(base, count, rows)[places[asked]]
+    return found
+
+
+def _matrix_at(address: int, count: int, like: Tensor) -> Tensor:
+    """The rows at an address of this process, of the type and width of others."""
+    num_bytes = count * like.shape[1] * like.element_size()
+    memory = (ctypes.c_char * num_bytes).from_address(address)
+    return torch.frombuffer(memory, dtype=like.dtype).view(count, like.shape[1])
+
+
+_WARP = 32
+_JOINING_THREADS = 256
+
+
+@spmm_remote_op.cuda
+def _spmm_remote_cuda(
+    local: LocalEntries,
+    remote: RemoteEntries,
+    rows: Tensor,
+    bases: Tensor,
+    starts: Tensor,
+    pairs: Tensor,
+    num_pairs: int,
+    ps: int,
+    dist: int,
+    wpb: int,
+    alignment: int,
+) -> Tensor:
+    local_indptr, local_columns, local_weights = local
+    remote_indptr, remote_columns, remote_weights = remote
+    out = output(local_indptr, rows)
+    if out.numel() == 0:
+        return out
+    number = torch.float64 if rows.dtype == torch.float64 else torch.float32
+    rows, width, device = rows.contiguous(), rows.shape[1], rows.device
+    num_weights = 1 if local_weights is None else local_weights.shape[1]
+    per_weight = width // num_weights
+    vector = math.gcd(
+        VECTOR_BYTES,
+        alignment,
+        rows.data_ptr(),
+        per_weight * rows.element_size(),
+    ) // rows.element_size()  # fmt: skip
+    lanes = min(_WARP, 1 << (width // vector - 1).bit_length())
+    tiles = -(-width // (vector * lanes))
+    num_runs = -(-num_pairs // dist)
+    # Of a run two parts of rows and the row that it ends in.
+    room = torch.empty(
+        num_runs * (8 + 2 * width * number.itemsize), dtype=torch.uint8, device=device
+    )
+    open_rows = room.data_ptr()
+    tensors = [
+        None if tensor is None else tensor.contiguous()
+        for tensor in (
+            pairs,
+            local_indptr,
+            local_columns,
+            None if local_weights is None else local_weights.to(number),
+            remote_indptr,
+            remote_columns,
+            None if remote_weights is None else remote_weights.to(number),
+            rows,
+            bases,
+            starts,
+        )
+    ]
+    request = gpu.struct(
+        *tensors, out, open_rows + 8 * num_runs, open_rows, len(bases), len(out), num_pairs,
+        num_runs, ps, dist, width, tiles, num_weights, per_weight,
+    )  # fmt: skip
+    types = f"{c_type(local_indptr.dtype)}, {ELEMENTS[rows.dtype]}"
+    weighted = "false" if local_weights is None else "true"
+    sums = Kernel(
+        "spmm_remote.cu", f"dgl_mgpu::spmm_remote<{types}, {weighted}, {vector}, {lanes}, {wpb}>"
+    )
+    sums(-(-num_runs * tiles // wpb), wpb * _WARP, request, device=device)
+    join = Kernel("spmm_remote.cu", f"dgl_mgpu::join_remote_parts<{types}>")
+    blocks = joining_blocks(num_runs, width, _JOINING_THREADS)
+    join(blocks, _JOINING_THREADS, request, device=device)
+    return out

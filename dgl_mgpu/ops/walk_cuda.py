@@ -1,0 +1,169 @@
+"""Random walks and PinSAGE's neighbour selection on CUDA; see ``kernels/walk.cu``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from dgl_mgpu.ops import device as gpu
+from dgl_mgpu.ops.check import raise_at_bad_id
+from dgl_mgpu.ops.device import Kernel, blocks_within, c_type
+from dgl_mgpu.ops.walk import TieredPath, pinsage_neighbors_op, random_walk_op
+from dgl_mgpu.ops.workspace import Workspace, beginning, workspace
+
+_THREADS, _SELECTORS = 128, 512
+
+
+def _launch(kernel: Kernel, items: int, *arguments: object, device: torch.device) -> None:
+    """Launch a kernel with one thread per item."""
+    blocks = blocks_within(kernel, _THREADS, -(-items // _THREADS), device) if items else 0
+    kernel(blocks, _THREADS, *arguments, device=device)
+
+
+class WalkLauncher:
+    """Launches walks along one metapath on a device.
+
+    Parameters are those of the operators.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        tiers: Sequence[Tensor],
+        pointers: Sequence[Tensor],
+        positions: Sequence[Tensor],
+        num_rows: Sequence[int],
+        idtype: torch.dtype,
+        stops: Sequence[int],
+    ) -> None:
+        words = list(stops)
+        for view_tiers, view_pointers, position in zip(tiers, pointers, positions, strict=True):
+            words += [
+                view_tiers.data_ptr(),
+                len(view_tiers),
+                view_pointers.data_ptr(),
+                position.data_ptr(),
+                position.element_size(),
+            ]
+        host_table = gpu.driver.host_buffer(len(words)).copy_(torch.tensor(words))
+        self._table = host_table.to(device, non_blocking=True)
+        self.steps, self.views = len(stops), len(tiers)
+        self.device, self.num_rows, self.idtype = device, num_rows[0], idtype
+
+    def trace(
+        self,
+        starts: Tensor,
+        count: int,
+        exact: Tensor | None,
+        numbers: Tensor | None,
+        each: int,
+        key: int,
+        edges: Tensor | None,
+        bad: Tensor,
+    ) -> Tensor:
+        """Launch ``each`` walks from the first starts: ``count`` of them at most, and ``exact``,
+        where that is a number on the device."""
+        shape = count * each, self.steps + 1
+        traces = torch.empty(shape, dtype=torch.int64, device=self.device)
+        _launch(
+            Kernel("walk.cu", f"dgl_mgpu::walk<{c_type(starts.dtype)}, {c_type(self.idtype)}>"),
+            len(traces),
+            *(starts, count, exact, numbers, each, self._table, self.steps),
+            *(self._table[self.steps :], self.views, self.num_rows, key, traces, edges, bad),
+            device=self.device,
+        )
+        return traces
+
+    def visited_neighbors(
+        self,
+        space: Workspace,
+        seeds: Tensor,
+        count: int,
+        exact: Tensor | None,
+        num_walks: int,
+        num_neighbors: int,
+        key: int,
+        bad: Tensor,
+        end: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Launch walks from seeds and the selection of the nodes that they visit most.
+
+        Parameters
+        ----------
+        seeds, count, exact, bad
+            As the starts of :meth:`trace`.
+        end : Tensor, int64, shape (1,) or more
+            Gets how many are selected.
+
+        Returns
+        -------
+        indptr, neighbors, counts : Tensor
+            As the operator's, in room for the largest possible ones.
+        """
+        traces = self.trace(seeds, count, exact, None, num_walks, key, None, bad)
+        visits = num_walks * (self.steps // self.views)
+        room = count * min(num_neighbors, visits)
+
+        def new(count: int, dtype: torch.dtype) -> Tensor:
+            return torch.empty(count, dtype=dtype, device=self.device)
+
+        found = new(count + 1, torch.int64), new(room, self.idtype), new(room, torch.int64)
+        name = f"dgl_mgpu::select_visited<{c_type(self.idtype)}>"
+        kernel = Kernel("walk.cu", name, cooperative=True)
+        wanted = -(-count * visits // _SELECTORS)
+        blocks = blocks_within(kernel, _SELECTORS, wanted, self.device)
+        kernel(
+            blocks,
+            _SELECTORS,
+            *(traces, count, exact, num_walks, self.steps + 1, self.views, num_neighbors),
+            *(new(count * visits, torch.int32), *found, space.control(blocks), end),
+            device=self.device,
+        )
+        return found
+
+
+@random_walk_op.cuda
+def _random_walk(
+    starts: Tensor,
+    walks: Tensor,
+    path: TieredPath,
+    stops: Sequence[int],
+    key: int,
+    edges: Tensor | None,
+) -> Tensor:
+    device = starts.device
+    gpu.raise_faults(device, wait=False)
+    bad = torch.full((1,), -1, dtype=torch.int64, device=device)
+    all_walks = WalkLauncher(device, *path, stops)
+    traces = all_walks.trace(starts, len(starts), None, walks, 1, key, edges, bad)
+    report = gpu.driver.host_buffer(1).copy_(bad, non_blocking=True)
+    gpu.driver.synchronize(device)
+    raise_at_bad_id(report.tolist(), starts, path.num_rows[0], "walk")
+    return traces
+
+
+@pinsage_neighbors_op.cuda
+def _pinsage_neighbors(
+    seeds: Tensor,
+    path: TieredPath,
+    stops: Sequence[int],
+    num_walks: int,
+    num_neighbors: int,
+    key: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    device = seeds.device
+    gpu.raise_faults(device, wait=False)
+    report = torch.full((2,), -1, dtype=torch.int64, device=device)
+    walks = WalkLauncher(device, *path, stops)
+    space = workspace(device)
+    with space.lock:
+        indptr, neighbors, counts = walks.visited_neighbors(
+            space, seeds, len(seeds), None, num_walks, num_neighbors, key, report, report[1:]
+        )
+    host_report = gpu.driver.host_buffer(2).copy_(report, non_blocking=True)
+    gpu.driver.synchronize(device)
+    bad, total = host_report.tolist()
+    raise_at_bad_id([bad], seeds, path.num_rows[0], "walk")
+    return indptr, beginning(neighbors, total), beginning(counts, total)
