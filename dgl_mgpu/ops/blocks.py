@@ -1,5 +1,7 @@
-"""All hops of a mini-batch, neighbour sampling and append-unique in turn: the
-@@ All hops one after another, each by the operators for one hop."""
+"""All hops of a mini-batch, neighbour sampling and append-unique in turn.
+
+The CPU samples one hop after another with the operators for one hop.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from dgl_mgpu.ops.sample_future import SampleFuture
 from dgl_mgpu.ops.sample_weighted import EdgeTimes
 from dgl_mgpu.ops.view import GraphView, RowView, TieredGraph
 
-ASKED = "sample blocks"
+ACTION = "sample blocks"
 
 
 @Operator
@@ -70,11 +72,11 @@ class SampledBlock(NamedTuple):
     src_times: Tensor | None = None
 
 
-def check_one_node_type(view: GraphView, asked: str) -> None:
+def check_one_node_type(view: GraphView, action: str) -> None:
     """Raise InvalidInputError if source nodes cannot be destination nodes of the next hop."""
     if view.num_rows != view.num_cols:
         raise InvalidInputError(
-            asked,
+            action,
             f"the graph has {view.num_cols} source nodes, but {view.num_rows} destination nodes",
             "sample a graph of several node types with sample_etype_blocks",
         )
@@ -158,10 +160,10 @@ def sample_blocks_async(
         result is asked for.  Call ``result()`` on the stream that was current at the start; until
         then the host can queue other work on it.
     """
-    check_one_node_type(view, ASKED)
+    check_one_node_type(view, ACTION)
     seeds = to_idtype(seeds, view, view.num_rows)
-    sms = check_integer(sms, "sms", 0, ASKED) or view.sms
-    hops = [check_integer(fanout, "fanout", -1, ASKED) for fanout in reversed(fanouts)]
+    sms = check_integer(sms, "sms", 0, ACTION) or view.sms
+    hops = [check_integer(fanout, "fanout", -1, ACTION) for fanout in reversed(fanouts)]
     if not hops:
         return SampleFuture(list)
     if weights is not None or times is not None:
@@ -212,7 +214,7 @@ def _weighted_async(
         nodes, src_times, indptrs, sources, eids, sizes = sampled
         return [
             SampledBlock(
-                narrow_indptr(indptrs[hop], len(sources[hop]), view.idtype, ASKED),
+                narrow_indptr(indptrs[hop], len(sources[hop]), view.idtype, ACTION),
                 sources[hop],
                 eids[hop],
                 nodes[0][: sizes[hop + 1][0]],
@@ -244,7 +246,7 @@ def hop_by_hop(
             nodes, *rows, idtype, fanout, replace, key, sms
         )
         nodes, local = torch.ops.dgl_mgpu.append_unique.default(nodes, sampled[1])
-        indptrs.append(narrow_indptr(sampled[0], len(local), idtype, ASKED))
+        indptrs.append(narrow_indptr(sampled[0], len(local), idtype, ACTION))
         sources.append(local)
         eids.append(sampled[2])
     return nodes.clone() if nodes is seeds else nodes, indptrs, sources, eids

@@ -13,24 +13,26 @@ ID_DTYPES = (torch.int32, torch.int64)
 _LARGEST = torch.iinfo(torch.int64).max
 
 
-def check_ids(ids: Tensor, asked: str, device: torch.device | None = None) -> Tensor:
+def check_ids(ids: Tensor, action: str, device: torch.device | None = None) -> Tensor:
     """Return ``ids`` contiguous; raise InvalidInputError if they are not a vector of ids on
     ``device``."""
     if not isinstance(ids, Tensor):
         raise InvalidInputError(
-            asked, f"the ids are of type {type(ids).__name__}", "pass a tensor of int32 or int64"
+            action, f"the ids are of type {type(ids).__name__}", "pass a tensor of int32 or int64"
         )
     if ids.dtype not in ID_DTYPES:
         raise InvalidInputError(
-            asked, f"the ids have dtype {ids.dtype}", "pass ids of dtype torch.int32 or torch.int64"
+            action,
+            f"the ids have dtype {ids.dtype}",
+            "pass ids of dtype torch.int32 or torch.int64",
         )
     if ids.dim() != 1:
         raise InvalidInputError(
-            asked, f"the ids have shape {tuple(ids.shape)}", "pass a tensor of one dimension"
+            action, f"the ids have shape {tuple(ids.shape)}", "pass a tensor of one dimension"
         )
     if device is not None and ids.device != device:
         raise InvalidInputError(
-            asked,
+            action,
             f"the ids are on '{ids.device}', but the data is on '{device}'",
             f"move them: ids.to('{device}')",
         )
@@ -40,20 +42,20 @@ def check_ids(ids: Tensor, asked: str, device: torch.device | None = None) -> Te
 _MOST_EDGES = {torch.int32: (1 << 31) - 1, torch.int64: (1 << 63) - 1}
 
 
-def narrow_indptr(indptr: Tensor, num_edges: int, idtype: torch.dtype, asked: str) -> Tensor:
+def narrow_indptr(indptr: Tensor, num_edges: int, idtype: torch.dtype, action: str) -> Tensor:
     """Cast a hop's ``indptr`` to ``idtype``; raise InvalidInputError if it cannot count the
     edges."""
     # Not while torch compiles a graph: the number is unknown then.
     if not torch.compiler.is_compiling() and num_edges > _MOST_EDGES[idtype]:
         raise InvalidInputError(
-            asked,
+            action,
             f"one hop has {num_edges} edges, more than {idtype} can count",
             "pass fewer seeds at a time, lower the fanouts, or make the graph with int64 ids",
         )
     return indptr.to(idtype)
 
 
-def raise_at_bad_id(places: list[int], ids: Tensor, num_rows: int, asked: str) -> None:
+def raise_at_bad_id(places: list[int], ids: Tensor, num_rows: int, action: str) -> None:
     """Raise IdOutOfRangeError for the first bad id that a kernel found, if any.
 
     Parameters
@@ -64,13 +66,13 @@ def raise_at_bad_id(places: list[int], ids: Tensor, num_rows: int, asked: str) -
     for place in places:
         if place >= 0:
             raise IdOutOfRangeError(
-                asked,
+                action,
                 f"id {int(ids[place])} at place {place} is not among the {num_rows} rows",
                 f"pass ids in [0, {num_rows})",
             )
 
 
-def check_integer(value: int, name: str, smallest: int, asked: str) -> int:
+def check_integer(value: int, name: str, smallest: int, action: str) -> int:
     """Return ``value``; raise InvalidInputError if it is not an int64 of at least ``smallest``."""
     if type(value) is int and smallest <= value <= _LARGEST:
         return value  # the common case, without the slower check of the abstract class
@@ -78,6 +80,6 @@ def check_integer(value: int, name: str, smallest: int, asked: str) -> int:
     if not is_integer or not smallest <= value <= _LARGEST:
         most = f" and at most {_LARGEST}" if is_integer and value > _LARGEST else ""
         raise InvalidInputError(
-            asked, f"{name} is {value!r}", f"pass an integer {name} of at least {smallest}{most}"
+            action, f"{name} is {value!r}", f"pass an integer {name} of at least {smallest}{most}"
         )
     return int(value)

@@ -1,6 +1,6 @@
 """Compiles the CUDA kernels in ``kernels/`` and launches them on torch's current stream.
 
-An operator's ``cuda.py`` names a kernel by its file and a C++ expression and calls it::
+An operator's CUDA implementation names a kernel by its file and a C++ expression and calls it::
 
     kernel = Kernel("scatter.cu", "dgl_mgpu::check_rows<int>")
     kernel(blocks, threads, ids, len(ids), num_rows, fault, device=ids.device)

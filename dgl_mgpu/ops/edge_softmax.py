@@ -1,10 +1,8 @@
-"""Softmax over the entries of each row: the
+"""Softmax over the entries of each row; see ``kernels/edge_softmax.cu``.
 
 With ``indptr`` and ``eids`` of a graph's CSC, a row is a node and its entries are its in-edges: the
 attention of GAT (Veličković et al., ICLR 2018, section 2.1).
-
-@@ Softmax over the entries of each row on the CPU.
-@@ Softmax over the entries of each row on CUDA; see ``kernels/edge_softmax.cu``."""
+"""
 
 from __future__ import annotations
 
@@ -89,11 +87,11 @@ def edge_softmax_backward(indptr: Tensor, eids: Tensor | None, out: Tensor, grad
     InvalidInputError
         If dtypes, shapes or devices do not fit.
     """
-    asked = "take the gradient of a softmax of the edges of nodes"
-    indptr, eids = _checked_rows(indptr, eids, out, asked)
+    action = "take the gradient of a softmax of the edges of nodes"
+    indptr, eids = _checked_rows(indptr, eids, out, action)
     if grad.shape != out.shape or grad.dtype != out.dtype or grad.device != out.device:
         raise InvalidInputError(
-            asked,
+            action,
             f"grad has shape {tuple(grad.shape)} and dtype {grad.dtype} on {grad.device}",
             f"pass grad of shape {tuple(out.shape)} and dtype {out.dtype} on {out.device}",
         )
@@ -102,23 +100,23 @@ def edge_softmax_backward(indptr: Tensor, eids: Tensor | None, out: Tensor, grad
 
 
 def _checked_rows(
-    indptr: Tensor, eids: Tensor | None, scores: Tensor, asked: str
+    indptr: Tensor, eids: Tensor | None, scores: Tensor, action: str
 ) -> tuple[Tensor, Tensor | None]:
     if indptr.dtype not in ID_DTYPES or indptr.dim() != 1 or len(indptr) == 0:
         raise InvalidInputError(
-            asked,
+            action,
             f"indptr has shape {tuple(indptr.shape)} and dtype {indptr.dtype}",
             "pass a vector of int32 or int64, one longer than there are rows",
         )
     if scores.dtype not in DTYPES or scores.dim() == 0:
         raise InvalidInputError(
-            asked,
+            action,
             f"scores has shape {tuple(scores.shape)} and dtype {scores.dtype}",
             "pass float32, float64, float16 or bfloat16 with a row for each edge",
         )
     if indptr.device != scores.device:
         raise InvalidInputError(
-            asked,
+            action,
             f"indptr is on {indptr.device}, but scores is on {scores.device}",
             "move one of them",
         )
@@ -126,7 +124,7 @@ def _checked_rows(
         return indptr.contiguous(), None
     if (eids.dtype, eids.device) != (indptr.dtype, indptr.device) or eids.shape != scores.shape[:1]:
         raise InvalidInputError(
-            asked,
+            action,
             f"eids has shape {tuple(eids.shape)} and dtype {eids.dtype} on {eids.device}",
             f"pass eids of shape ({len(scores)},) and dtype {indptr.dtype} on {indptr.device}",
         )

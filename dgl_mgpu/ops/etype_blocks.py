@@ -25,13 +25,13 @@ from dgl_mgpu.ops.sample_future import SampleFuture
 from dgl_mgpu.ops.sample_weighted import EdgeTimes, weighting
 from dgl_mgpu.ops.view import GraphView, RowView
 
-_ASKED = "sample blocks"
+_ACTION = "sample blocks"
 _INT32_MAX = torch.iinfo(torch.int32).max
 
 
 def to_idtype(ids: Tensor, view: GraphView, num_nodes: int) -> Tensor:
     """Ids in the graph's type; one that is no node stays none, and itself if that type has it."""
-    ids = check_ids(ids, _ASKED, view.tiers.device)
+    ids = check_ids(ids, _ACTION, view.tiers.device)
     if ids.dtype == torch.int64 and view.idtype == torch.int32:
         # Without it, one in 2**32 would become a node.
         ids = ids.clamp(-_INT32_MAX, max(_INT32_MAX, num_nodes))
@@ -298,9 +298,11 @@ def sample_etype_blocks_async(
     ):
         if unknown := [each for each in types if each not in known]:
             raise InvalidInputError(
-                _ASKED, f"{name} names the unknown type {unknown[0]!r}", f"use one of {list(known)}"
+                _ACTION,
+                f"{name} names the unknown type {unknown[0]!r}",
+                f"use one of {list(known)}",
             )
-    sms = check_integer(sms, "sms", 0, _ASKED)
+    sms = check_integer(sms, "sms", 0, _ACTION)
     hops = [_fanouts_of(fanout, views) for fanout in reversed(fanouts)]
     empty = torch.empty(0, dtype=first.idtype, device=first.tiers.device)
     counts = _num_nodes(views)
@@ -376,14 +378,16 @@ def _num_nodes(views: Mapping[tuple[str, str, str], GraphView]) -> dict[str, int
 def _check_types(views: Mapping[tuple[str, str, str], GraphView]) -> GraphView:
     """Return the first view, or raise if the views are not edge types of one graph."""
     if not views:
-        raise InvalidInputError(_ASKED, "there are no edge types", "pass a view for each edge type")
+        raise InvalidInputError(
+            _ACTION, "there are no edge types", "pass a view for each edge type"
+        )
     counts = _num_nodes(views)
     first = next(iter(views.values()))
     for etype, view in views.items():
         device, first_device = view.tiers.device, first.tiers.device
         if view.idtype != first.idtype or device != first_device:
             raise InvalidInputError(
-                _ASKED,
+                _ACTION,
                 f"edge type {etype} has ids of {view.idtype} on '{device}', but another has ids of"
                 f" {first.idtype} on '{first_device}'",
                 "give all edge types the same id type and device",
@@ -391,7 +395,7 @@ def _check_types(views: Mapping[tuple[str, str, str], GraphView]) -> GraphView:
         for ntype, found in ((etype[0], view.num_cols), (etype[2], view.num_rows)):
             if found != counts[ntype]:
                 raise InvalidInputError(
-                    _ASKED,
+                    _ACTION,
                     f"edge type {etype} has {found} nodes of type {ntype!r}, but another has"
                     f" {counts[ntype]}",
                     "pass the edge types of one graph",
@@ -407,11 +411,11 @@ def _fanouts_of(
         of_type = fanout.get(etype) if isinstance(fanout, Mapping) else fanout
         if of_type is None:
             raise InvalidInputError(
-                _ASKED,
+                _ACTION,
                 f"there is no fanout for edge type {etype!r}",
                 "give each edge type a fanout; 0 leaves it out",
             )
-        found.append(check_integer(of_type, "fanout", -1, _ASKED))
+        found.append(check_integer(of_type, "fanout", -1, _ACTION))
     return found
 
 
@@ -425,7 +429,7 @@ def _check_until(
     dtypes = [each.dtype for each in times.values()] + [each.dtype for each in until.values()]
     if not times or len({dtype.is_floating_point for dtype in dtypes}) > 1:
         raise InvalidInputError(
-            _ASKED,
+            _ACTION,
             f"times are given for {len(times)} edge types and the seeds of {len(until)} node types,"
             f" with dtypes {', '.join(map(str, dtypes))}",
             "pass times of edges and of seeds together, all integers or all floating-point",
@@ -435,7 +439,7 @@ def _check_until(
         moments = until.get(ntype, ids.new_empty(0, dtype=dtypes[0]))
         if moments.shape != ids.shape or moments.device != ids.device:
             raise InvalidInputError(
-                _ASKED,
+                _ACTION,
                 f"the times of seeds of type {ntype!r} have shape {tuple(moments.shape)} on"
                 f" '{moments.device}', but there are {len(ids)} such seeds on '{ids.device}'",
                 "pass one time for each seed, on the device of the seeds",

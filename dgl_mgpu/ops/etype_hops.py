@@ -6,7 +6,8 @@ With times it knows *a node at a time* by one id::
 
 where ``moment`` is the number of the time among the times of the seeds.
 
-@@ All hops over edge types one after another, each by the operators for one hop."""
+The CPU samples one hop after another with the operators for one hop.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Row gather over tiers: specifications and public functions.
-@@ Some rows of a tensor that is all on one device.
-@@ Row gather over tiers on the CPU."""
+"""Row gather over tiers, and of rows of one tensor; the CPU implementations."""
 
 from __future__ import annotations
 
@@ -133,9 +131,9 @@ def gather_rows(
     A gather from a view with rows on disk (``view.disk``) waits for the GPU: the kernel says
     which rows it lacks, and the CPU reads these.  Such gathers of one table take turns.
     """
-    asked = f"gather rows of a table of {view.num_rows} rows"
-    ids = check_ids(ids, asked, view.tiers.device)
-    dtype = _checked_dtype(view.dtype, dtype, asked)
+    action = f"gather rows of a table of {view.num_rows} rows"
+    ids = check_ids(ids, action, view.tiers.device)
+    dtype = _checked_dtype(view.dtype, dtype, action)
     shape = (ids.numel(), *view.row_shape)
     if out is None:
         out = torch.empty(shape, dtype=dtype, device=ids.device)
@@ -147,12 +145,12 @@ def gather_rows(
     ):
         layout = "contiguous" if out.is_contiguous() else "not contiguous"
         raise InvalidInputError(
-            asked,
+            action,
             f"out has shape {tuple(out.shape)} and dtype {out.dtype}, and it is {layout} on"
             f" '{out.device}'",
             f"pass a contiguous out of shape {shape} and dtype {dtype} on '{ids.device}'",
         )
-    sms = check_integer(sms, "sms", 0, asked)
+    sms = check_integer(sms, "sms", 0, action)
     # Where all rows are the host's, a limit is meant for them.
     host_sms = sms if sms and view.host_start == 0 else view.host_sms
     tensors = (out, ids, view.tiers, view.pointers, view.position)
@@ -175,13 +173,13 @@ def gather_rows(
     return out
 
 
-def _checked_dtype(stored: torch.dtype, wanted: torch.dtype | None, asked: str) -> torch.dtype:
+def _checked_dtype(stored: torch.dtype, wanted: torch.dtype | None, action: str) -> torch.dtype:
     if wanted is None or wanted == stored:
         return stored
     if wanted not in CASTS_TO or stored not in CASTS_FROM:
         known = CASTS_TO if stored in CASTS_FROM else (stored,)
         raise InvalidInputError(
-            asked,
+            action,
             f"dtype is {wanted}, but the elements are stored as {stored}",
             f"ask for {', '.join(map(str, known))}, or cast what is gathered",
         )
@@ -212,8 +210,8 @@ def count_tiers(view: RowView, ids: Tensor, counts: Tensor | None = None) -> Ten
     InvalidInputError, IdOutOfRangeError
         As :func:`gather_rows`.
     """
-    asked = f"count tiers of a table of {view.num_rows} rows"
-    ids = check_ids(ids, asked, view.tiers.device)
+    action = f"count tiers of a table of {view.num_rows} rows"
+    ids = check_ids(ids, action, view.tiers.device)
     num_segments = view.pointers.shape[0]
     if counts is None:
         counts = torch.zeros(num_segments, dtype=torch.int64, device=ids.device)
@@ -225,7 +223,7 @@ def count_tiers(view: RowView, ids: Tensor, counts: Tensor | None = None) -> Ten
         or not counts.is_contiguous()
     ):
         raise InvalidInputError(
-            asked,
+            action,
             f"counts is {counts!r:.200}",
             f"pass what an earlier call has returned: int64, shape ({num_segments},), on"
             f" '{ids.device}'",

@@ -1,11 +1,11 @@
-"""Negative sampling: the
+"""Negative sampling; see ``kernels/negative.cu``.
 
 A candidate pair is an edge if its source is among the in-edges of its destination, which are in
 no order: all of them are read.  A mini-batch's candidates are spread over all rows, so they read
 a few dozen ids each; the hundreds of thousands of a hub are read only by what falls on it.
 
-@@ Negative sampling on the CPU: one try of all pairs that have none yet, and again.
-@@ Negative sampling on CUDA; see ``kernels/negative.cu``."""
+The CPU makes one try of all pairs that have none yet, and then the next.
+"""
 
 from __future__ import annotations
 
@@ -70,15 +70,15 @@ class NegativeEdges(NamedTuple):
     destinations: Tensor
 
 
-def _check_tries(view: GraphView, max_tries: int, exclude_self_loops: bool, asked: str) -> int:
-    max_tries = check_integer(max_tries, "max_tries", 1, asked)
+def _check_tries(view: GraphView, max_tries: int, exclude_self_loops: bool, action: str) -> int:
+    max_tries = check_integer(max_tries, "max_tries", 1, action)
     if max_tries > NEGATIVE_EDGE_STREAM:
         raise InvalidInputError(
-            asked, f"max_tries is {max_tries}", f"pass at most {NEGATIVE_EDGE_STREAM}"
+            action, f"max_tries is {max_tries}", f"pass at most {NEGATIVE_EDGE_STREAM}"
         )
     if exclude_self_loops and view.num_rows != view.num_cols:
         raise InvalidInputError(
-            asked,
+            action,
             f"exclude_self_loops is set, but edges lead from {view.num_cols} nodes to"
             f" {view.num_rows} others",
             "pass exclude_self_loops=False where sources and destinations are different types",
@@ -133,9 +133,9 @@ def negative_edges(
     is its first candidate that is no edge.  Without, all pairs that have none yet try candidate
     ``t`` together; one that an earlier try has taken fails, and of equal ones the first stays.
     """
-    asked = f"sample {num} negative edges"
-    num = check_integer(num, "num", 0, asked)
-    max_tries = _check_tries(view, max_tries, exclude_self_loops, asked)
+    action = f"sample {num} negative edges"
+    num = check_integer(num, "num", 0, action)
+    max_tries = _check_tries(view, max_tries, exclude_self_loops, action)
     return NegativeEdges(
         *torch.ops.dgl_mgpu.negative_edges(
             *tiered_graph(view), num, replace, exclude_self_loops, max_tries, key.fold()
@@ -192,10 +192,10 @@ def negative_destinations(
     Candidate ``t`` for place ``p`` of mention ``j`` of a source is the first draw of block
     ``j * k + p`` of the node's Philox stream ``NEGATIVE_DESTINATION_STREAM + t``.
     """
-    asked = f"sample {k} negative destinations a source"
-    sources = check_ids(sources, asked, view.tiers.device)
-    k = check_integer(k, "k", 0, asked)
-    max_tries = _check_tries(view, max_tries, exclude_self_loops, asked)
+    action = f"sample {k} negative destinations a source"
+    sources = check_ids(sources, action, view.tiers.device)
+    k = check_integer(k, "k", 0, action)
+    max_tries = _check_tries(view, max_tries, exclude_self_loops, action)
     return torch.ops.dgl_mgpu.negative_destinations(
         sources,
         occurrences(sources),

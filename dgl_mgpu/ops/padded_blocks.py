@@ -16,7 +16,7 @@ from dgl_mgpu.ops.library import Operator
 from dgl_mgpu.ops.philox import SampleKey
 from dgl_mgpu.ops.view import GraphView, TieredGraph, tiered_graph
 
-_ASKED = "sample padded blocks"
+_ACTION = "sample padded blocks"
 #: As many hops as the kernel has parameters for, and edges that its 32-bit numbers can count.
 MOST_HOPS, _MOST_EDGES = 6, 1 << 28
 
@@ -166,14 +166,14 @@ def sample_padded_blocks(
     It takes its memory from torch, none from what operators keep, so that a CUDA graph may capture
     it after a first call.  The graph samples with the key of the capture.
     """
-    check_one_node_type(view, _ASKED)
+    check_one_node_type(view, _ACTION)
     seeds = to_idtype(seeds, view, view.num_rows)
-    sms = check_integer(sms, "sms", 0, _ASKED) or view.sms
-    hops = [check_integer(fanout, "fanout", 0, _ASKED) for fanout in reversed(fanouts)]
+    sms = check_integer(sms, "sms", 0, _ACTION) or view.sms
+    hops = [check_integer(fanout, "fanout", 0, _ACTION) for fanout in reversed(fanouts)]
     most_nodes, most_edges = rooms(len(seeds), hops, view.num_cols)
     if len(hops) > MOST_HOPS or sum(most_edges) > _MOST_EDGES:
         raise InvalidInputError(
-            _ASKED,
+            _ACTION,
             f"{len(hops)} hops may have {sum(most_edges)} edges",
             f"sample at most {MOST_HOPS} hops and {_MOST_EDGES} edges, or use sample_blocks",
         )

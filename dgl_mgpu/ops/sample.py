@@ -1,9 +1,8 @@
-"""Neighbour sampling: the
-@@ Uniform neighbour sampling on the CPU.
+"""Uniform neighbour sampling; see ``kernels/sample.cu``.
 
-Two passes: find each seed's edges and count its sample, then, after a prefix sum, fill.  The
-second works on a few dozen seeds at a time, in steps over all of them, so that the random
-numbers are vectorised and the misses of all seeds overlap.
+The CPU makes two passes: find each seed's edges and count its sample, then, after a prefix sum,
+fill.  The second works on a few dozen seeds at a time, in steps over all of them, so that the
+random numbers are vectorised and the misses of all seeds overlap.
 """
 
 from __future__ import annotations
@@ -140,9 +139,9 @@ def sample_neighbors(
     parallel: a draw collides exactly if an earlier draw fell on the same index, or on this
     index falls the replacement of an earlier collision.
     """
-    asked = f"sample {fanout} neighbors"
-    seeds = check_ids(seeds, asked, view.tiers.device)
-    fanout = check_integer(fanout, "fanout", -1, asked)
+    action = f"sample {fanout} neighbors"
+    seeds = check_ids(seeds, action, view.tiers.device)
+    fanout = check_integer(fanout, "fanout", -1, action)
     graph = (seeds, *tiered_rows(view), view.idtype)
     draw = (fanout, replace, key.fold(), view.sms)
     if weights is None and times is None:
@@ -186,11 +185,11 @@ def sample_etype_neighbors(
     InvalidInputError
         If an edge type is unknown or has no fanout; else as :func:`sample_neighbors`.
     """
-    asked = "sample neighbors of each edge type"
+    action = "sample neighbors of each edge type"
     for name, types in (("seeds", seeds), ("weights", weights or {}), ("times", times or {})):
         if unknown := [etype for etype in types if etype not in views]:
             raise InvalidInputError(
-                asked,
+                action,
                 f"{name} names the unknown edge type {unknown[0]!r}",
                 f"use one of {list(views)}",
             )
@@ -201,7 +200,7 @@ def sample_etype_neighbors(
         fanout = fanouts.get(etype) if isinstance(fanouts, Mapping) else fanouts
         if fanout is None:
             raise InvalidInputError(
-                asked,
+                action,
                 f"there is no fanout for edge type {etype!r}",
                 "give each edge type a fanout; 0 leaves it out",
             )

@@ -1,4 +1,4 @@
-"""Neighbour sampling by edge weight and by time: the
+"""Neighbour sampling by edge weight and by time; see ``kernels/weighted.cuh``.
 
 At a node whose largest weight is ``w_max``, an edge's float64 weight ``w`` becomes::
 
@@ -20,10 +20,8 @@ With times, an edge later than the seed's time is as if it were not there, excep
 others keep their draws: its weight is not looked at and W is 0.  Without weights, all edges
 have weight 1.
 
-@@ Neighbour sampling by edge weight and by time on the CPU.
-
-Three passes: find each seed's edges; check and count its weights; then, after a prefix sum of
-the sample sizes, fill.
+The CPU makes three passes: find each seed's edges; check and count its weights; then, after a
+prefix sum of the sample sizes, fill.
 """
 
 from __future__ import annotations
@@ -141,34 +139,34 @@ def _tensors(rows: RowView) -> list[Tensor]:
 
 def check_weight_view(view: GraphView, weights: RowView) -> None:
     """Raise InvalidInputError if ``weights`` cannot be weights of the edges of ``view``."""
-    asked = "sample neighbors by weight"
+    action = "sample neighbors by weight"
     if weights.dtype not in _WEIGHT_DTYPES or weights.row_shape != ():
         raise InvalidInputError(
-            asked,
+            action,
             f"the weights have dtype {weights.dtype} and shape"
             f" {weights.num_rows, *weights.row_shape}",
             "pass one number for each edge, of dtype float32, float64, bool or uint8",
         )
     if weights.num_rows != view.num_edges:
         raise InvalidInputError(
-            asked,
+            action,
             f"there are {weights.num_rows} weights, but {view.num_edges} edges",
             "pass one weight for each edge id",
         )
-    _check_reachable(view, weights, asked)
+    _check_reachable(view, weights, action)
 
 
-def _check_reachable(view: GraphView, rows: RowView, asked: str) -> None:
+def _check_reachable(view: GraphView, rows: RowView, action: str) -> None:
     if rows.tiers.device != view.tiers.device:
         raise InvalidInputError(
-            asked,
+            action,
             f"the weights or times are on '{rows.tiers.device}', but the graph is on"
             f" '{view.tiers.device}'",
             "keep both in one store",
         )
     if rows.disk is not None:
         raise InvalidInputError(
-            asked,
+            action,
             "some weights or times are on disk, where a GPU cannot read them while it samples",
             "keep weights and times in GPU or host memory: raise store.host_memory, or leave"
             " store.disk_path out",
@@ -176,18 +174,18 @@ def _check_reachable(view: GraphView, rows: RowView, asked: str) -> None:
 
 
 def _check_times(view: GraphView, seeds: Tensor, times: EdgeTimes) -> None:
-    asked = "sample neighbors by time"
+    action = "sample neighbors by time"
     edges, until = times.edges, times.until
     if edges.dtype not in _TIME_DTYPES or edges.row_shape != ():
         raise InvalidInputError(
-            asked,
+            action,
             f"the times of edges have dtype {edges.dtype} and shape"
             f" {edges.num_rows, *edges.row_shape}",
             "pass one number for each edge, of dtype int32, int64, float32 or float64",
         )
     if edges.num_rows != view.num_edges:
         raise InvalidInputError(
-            asked,
+            action,
             f"there are {edges.num_rows} times of edges, but {view.num_edges} edges",
             "pass one time for each edge id",
         )
@@ -199,13 +197,13 @@ def _check_times(view: GraphView, seeds: Tensor, times: EdgeTimes) -> None:
         or until.device != seeds.device
     ):
         raise InvalidInputError(
-            asked,
+            action,
             f"the times of seeds have dtype {until.dtype} and shape {tuple(until.shape)} on"
             f" '{until.device}', but there are {len(seeds)} seeds on '{seeds.device}', and the"
             f" times of edges are {edges.dtype}",
             f"pass one {kind} time for each seed, on the device of the seeds",
         )
-    _check_reachable(view, edges, asked)
+    _check_reachable(view, edges, action)
 
 
 def weighting(

@@ -1,4 +1,4 @@
-"""Writing and training rows of tables over tiers: the
+"""Writing and training rows of tables over tiers; see ``kernels/scatter.cu``.
 
 Both operators take ids in any order and with repeats, sort them, and let one thread or warp see
 to all entries of one id, in the order in which they came.  So no two threads write one row, and
@@ -7,10 +7,7 @@ the result is the same, bit for bit, on the CPU and on a GPU.
 Where a table is kept in several copies, or read by several ranks, ``shares`` says which rows this
 rank writes; :mod:`dgl_mgpu.store.row_updates` has all ranks write theirs.
 
-@@ Writing and training rows of tables over tiers on the CPU.
-@@ Writing and training rows of tables over tiers on CUDA; see ``kernels/scatter.cu``.
-
-What earlier calls found wrong is not raised here, as it is by other operators: ranks change rows
+Unlike other operators, these do not raise errors of earlier calls on a GPU: ranks change rows
 together, and one that did not would have other rows from then on.
 """
 
@@ -172,17 +169,17 @@ class AlignedTables:
             another device, or has rows on disk that a GPU cannot reach.
         """
         first = views[0]
-        asked = f"train a table of {first.num_rows} rows of shape {first.row_shape}"
+        action = f"train a table of {first.num_rows} rows of shape {first.row_shape}"
         for number, view in enumerate(views):
             what = "the table" if number == 0 else f"state {number}"
-            _check_reachable(view, what, asked)
+            _check_reachable(view, what, action)
             if view.dtype != torch.float32:
                 raise InvalidInputError(
-                    asked, f"{what} has dtype {view.dtype}", "store it as torch.float32"
+                    action, f"{what} has dtype {view.dtype}", "store it as torch.float32"
                 )
             if view.tiers.device != first.tiers.device:
                 raise InvalidInputError(
-                    asked,
+                    action,
                     f"{what} is on '{view.tiers.device}'",
                     f"store it with the table, on '{first.tiers.device}'",
                 )
@@ -191,7 +188,7 @@ class AlignedTables:
                 torch.equal(view.tiers, first.tiers) and torch.equal(view.position, first.position)
             ):
                 raise InvalidInputError(
-                    asked,
+                    action,
                     f"{what} is placed in other tiers than the table"
                     if same
                     else f"{what} has {view.num_rows} rows of shape {view.row_shape}",
@@ -201,7 +198,7 @@ class AlignedTables:
             first.tiers,
             first.position,
             torch.stack([view.pointers for view in views], dim=1),
-            _checked_shares(shares, first, asked),
+            _checked_shares(shares, first, action),
             first.num_rows,
             first.row_shape,
             [view.owner for view in views],
@@ -234,11 +231,11 @@ def scatter_rows(view: RowView, ids: Tensor, rows: Tensor, shares: Tensor | None
         a GPU it is raised by the next operator call, as for
         :func:`~dgl_mgpu.ops.gather.gather_rows`.
     """
-    asked = f"write rows of a table of {view.num_rows} rows"
-    _check_reachable(view, "the table", asked)
-    ids = check_ids(ids, asked, view.tiers.device)
-    rows = _checked_rows(rows, "rows", ids, view.row_shape, view.dtype, asked)
-    shares = _checked_shares(shares, view, asked)
+    action = f"write rows of a table of {view.num_rows} rows"
+    _check_reachable(view, "the table", action)
+    ids = check_ids(ids, action, view.tiers.device)
+    rows = _checked_rows(rows, "rows", ids, view.row_shape, view.dtype, action)
+    shares = _checked_shares(shares, view, action)
     torch.ops.dgl_mgpu.scatter_rows(
         ids, rows, view.tiers, view.pointers, view.position, shares, view.num_rows
     )
@@ -272,13 +269,13 @@ def update_rows(tables: AlignedTables, ids: Tensor, gradients: Tensor, rule: Rul
     Summing is what autograd does with the rows of a repeated id.  ``dgl.optim`` takes the mean
     instead, and counts Adam's steps for each row.
     """
-    asked = f"update rows of a table of {tables.num_rows} rows"
-    ids = check_ids(ids, asked, tables.tiers.device)
-    gradients = _checked_rows(gradients, "gradients", ids, tables.row_shape, torch.float32, asked)
+    action = f"update rows of a table of {tables.num_rows} rows"
+    ids = check_ids(ids, action, tables.tiers.device)
+    gradients = _checked_rows(gradients, "gradients", ids, tables.row_shape, torch.float32, action)
     num_states = tables.pointers.shape[1] - 1
     if num_states != rule.num_states:
         raise InvalidInputError(
-            asked,
+            action,
             f"there are {num_states} tables of state for {type(rule).__name__}",
             f"pass {rule.num_states} of them",
         )
@@ -295,35 +292,40 @@ def update_rows(tables: AlignedTables, ids: Tensor, gradients: Tensor, rule: Rul
     )
 
 
-def _check_reachable(view: RowView, what: str, asked: str) -> None:
+def _check_reachable(view: RowView, what: str, action: str) -> None:
     if view.disk is not None:
         raise InvalidInputError(
-            asked,
+            action,
             f"{what} has rows on disk, which a GPU cannot write",
             "keep it in GPU or host memory, where it is changed",
         )
 
 
 def _checked_rows(
-    rows: Tensor, name: str, ids: Tensor, row_shape: tuple[int, ...], dtype: torch.dtype, asked: str
+    rows: Tensor,
+    name: str,
+    ids: Tensor,
+    row_shape: tuple[int, ...],
+    dtype: torch.dtype,
+    action: str,
 ) -> Tensor:
     shape = (ids.numel(), *row_shape)
     if tuple(rows.shape) != shape or rows.dtype != dtype or rows.device != ids.device:
         raise InvalidInputError(
-            asked,
+            action,
             f"{name} has shape {tuple(rows.shape)} and dtype {rows.dtype} on {rows.device}",
             f"pass {name} of shape {shape} and dtype {dtype} on {ids.device}",
         )
     return rows.detach().contiguous()
 
 
-def _checked_shares(shares: Tensor | None, view: RowView, asked: str) -> Tensor:
+def _checked_shares(shares: Tensor | None, view: RowView, action: str) -> Tensor:
     if shares is None:
         return view.pointers.new_empty((0, 2))
     shape = (len(view.pointers), 2)
     if tuple(shares.shape) != shape or shares.dtype != torch.int64:
         raise InvalidInputError(
-            asked,
+            action,
             f"shares has shape {tuple(shares.shape)} and dtype {shares.dtype}",
             f"pass shares of shape {shape} and dtype torch.int64",
         )
@@ -413,12 +415,12 @@ def _update(
             copy_bytes(address, values[table].ctypes.data, row_bytes)
 
 
-def _sorted(ids: Tensor, num_rows: int, asked: str) -> tuple[Tensor, Tensor]:
+def _sorted(ids: Tensor, num_rows: int, action: str) -> tuple[Tensor, Tensor]:
     """Ids in ascending order and the place of each, equal ones as they came."""
     found, order = torch.sort(ids, stable=True)
     if found[0] < 0 or found[-1] >= num_rows:
         bad = (ids < 0) | (ids >= num_rows)
-        raise_at_bad_id([int(bad.nonzero()[0])], ids, num_rows, asked)
+        raise_at_bad_id([int(bad.nonzero()[0])], ids, num_rows, action)
     return found, order
 
 

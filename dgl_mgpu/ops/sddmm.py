@@ -1,6 +1,4 @@
-"""An operation on two operands' rows for every edge (SDDMM): the
-@@ An operation on two operands' rows for every edge, on the CPU.
-@@ An operation on two operands' rows for every edge, on CUDA; see ``kernels/sddmm.cu``."""
+"""An operation on two operands' rows for every edge (SDDMM); see ``kernels/sddmm.cu``."""
 
 from __future__ import annotations
 
@@ -91,33 +89,33 @@ def sddmm(
     InvalidInputError
         If a name is unknown or dtypes, shapes or devices do not fit.
     """
-    asked = _asked(op, lhs_target, rhs_target)
+    action = _asked(op, lhs_target, rhs_target)
     if op not in OPERATIONS:
         raise InvalidInputError(
-            asked, f"there is no op={op!r}", f"pass one of {', '.join(OPERATIONS)}"
+            action, f"there is no op={op!r}", f"pass one of {', '.join(OPERATIONS)}"
         )
     if lhs_target not in TARGETS or rhs_target not in TARGETS:
         raise InvalidInputError(
-            asked,
+            action,
             f"lhs_target is {lhs_target!r} and rhs_target is {rhs_target!r}",
             f"pass one of {', '.join(TARGETS)}",
         )
-    src = check_ids(src, asked)
-    dst = check_ids(dst, asked, src.device)
+    src = check_ids(src, action)
+    dst = check_ids(dst, action, src.device)
     if src.shape != dst.shape or src.dtype != dst.dtype:
         raise InvalidInputError(
-            asked,
+            action,
             f"there are {len(src)} sources of {src.dtype}, but {len(dst)} destinations of "
             f"{dst.dtype}",
             "pass as many of both, of one dtype",
         )
     if op != "copy_rhs":
-        lhs = _checked_operand(lhs, "lhs", lhs_target, src, asked)
+        lhs = _checked_operand(lhs, "lhs", lhs_target, src, action)
     if op != "copy_lhs":
-        rhs = _checked_operand(rhs, "rhs", rhs_target, src, asked)
+        rhs = _checked_operand(rhs, "rhs", rhs_target, src, action)
     if op not in ("copy_lhs", "copy_rhs"):
         assert lhs is not None and rhs is not None
-        _check_pair(lhs, rhs, op, asked)
+        _check_pair(lhs, rhs, op, action)
     return call("sddmm", (src, dst, lhs, rhs), op, lhs_target, rhs_target)
 
 
@@ -127,37 +125,39 @@ def _asked(op: str, lhs_target: str, rhs_target: str) -> str:
 
 
 def _checked_operand(
-    operand: Tensor | None, name: str, target: str, src: Tensor, asked: str
+    operand: Tensor | None, name: str, target: str, src: Tensor, action: str
 ) -> Tensor:
     if operand is None:
-        raise InvalidInputError(asked, f"{name} is None", f"pass {name}, which the operation reads")
+        raise InvalidInputError(
+            action, f"{name} is None", f"pass {name}, which the operation reads"
+        )
     if operand.dtype not in DTYPES or operand.dim() == 0 or operand.device != src.device:
         raise InvalidInputError(
-            asked,
+            action,
             f"{name} has shape {tuple(operand.shape)} and dtype {operand.dtype} on "
             f"{operand.device}",
             f"pass rows of float32, float64, float16 or bfloat16 on {src.device}",
         )
     if target == "e" and operand.shape[0] != src.shape[0]:
         raise InvalidInputError(
-            asked,
+            action,
             f"{name} has {len(operand)} rows, but there are {len(src)} edges",
             "pass a row for each edge",
         )
     return operand.contiguous()
 
 
-def _check_pair(lhs: Tensor, rhs: Tensor, op: str, asked: str) -> None:
+def _check_pair(lhs: Tensor, rhs: Tensor, op: str, action: str) -> None:
     if lhs.dtype != rhs.dtype:
         raise InvalidInputError(
-            asked,
+            action,
             f"lhs has dtype {lhs.dtype} and rhs has dtype {rhs.dtype}",
             "pass both in one dtype",
         )
     left, right = lhs.shape[1:], rhs.shape[1:]
     if op == "dot" and (not left or not right or left[-1] != right[-1]):
         raise InvalidInputError(
-            asked,
+            action,
             f"the rows have shapes {tuple(left)} and {tuple(right)}",
             "pass rows whose last dimension is the same",
         )
@@ -165,7 +165,7 @@ def _check_pair(lhs: Tensor, rhs: Tensor, op: str, asked: str) -> None:
         a != b and a != 1 and b != 1 for a, b in zip(reversed(left), reversed(right), strict=False)
     ):
         raise InvalidInputError(
-            asked,
+            action,
             f"the rows have shapes {tuple(left)} and {tuple(right)}",
             "pass shapes that broadcast from the right",
         )

@@ -1,5 +1,4 @@
-"""Generalised sparse-dense product: the
-@@ Generalised sparse-dense product on the CPU: a row after the other."""
+"""Generalised sparse-dense product; the CPU computes one row after another."""
 
 from __future__ import annotations
 
@@ -249,21 +248,21 @@ def message_shape(op: str, reduce: str, u: RowType | None, e: RowType | None) ->
 
 
 def _message_shape(op: str, reduce: str, u: RowType | None, e: RowType | None) -> tuple[int, ...]:
-    asked = f"reduce messages of {op!r} by {reduce!r}"
+    action = f"reduce messages of {op!r} by {reduce!r}"
     if op not in OPS or reduce not in REDUCES:
         raise InvalidInputError(
-            asked,
+            action,
             f"there is no op={op!r}" if op not in OPS else f"there is no reduce={reduce!r}",
             f"pass one of {', '.join(OPS if op not in OPS else REDUCES)}",
         )
     if (u is None and op != "copy_rhs") or (e is None and op != "copy_lhs"):
         missing = "u" if u is None and op != "copy_rhs" else "e"
-        raise InvalidInputError(asked, f"{missing} is None", f"pass {missing}")
+        raise InvalidInputError(action, f"{missing} is None", f"pass {missing}")
     dtypes = {operand[0] for operand in (u, e) if operand is not None}
     if len(dtypes) != 1 or not dtypes <= set(DTYPES):
         found = " and ".join(sorted(map(str, dtypes)))
         raise InvalidInputError(
-            asked,
+            action,
             f"the operands have dtype {found}",
             f"pass operands of one dtype, one of {', '.join(map(str, DTYPES))}",
         )
@@ -272,13 +271,13 @@ def _message_shape(op: str, reduce: str, u: RowType | None, e: RowType | None) -
         shape = tuple(torch.broadcast_shapes(*shapes))
     except RuntimeError as error:
         raise InvalidInputError(
-            asked,
+            action,
             f"the rows have shapes {tuple(shapes[0])} and {tuple(shapes[1])}",
             "pass shapes that broadcast against each other",
         ) from error
     if math.prod(shape) * dtypes.pop().itemsize >= _LONGEST_ROW:
         raise InvalidInputError(
-            asked, f"a message has shape {shape}", f"pass rows of less than {_LONGEST_ROW} bytes"
+            action, f"a message has shape {shape}", f"pass rows of less than {_LONGEST_ROW} bytes"
         )
     return shape
 
@@ -289,17 +288,17 @@ _known_message_shape = functools.lru_cache(maxsize=4096)(_message_shape)
 def check_entries(
     indptr: Tensor, indices: Tensor | None, eids: Tensor | None, u: Tensor | None, e: Tensor | None
 ) -> None:
-    asked = "reduce messages over in-edges"
+    action = "reduce messages over in-edges"
     if indptr.dtype not in ID_DTYPES or indptr.dim() != 1 or indptr.numel() == 0:
         raise InvalidInputError(
-            asked,
+            action,
             f"indptr has dtype {indptr.dtype} and shape {tuple(indptr.shape)}",
             "pass a vector of int32 or int64, one longer than there are destinations",
         )
     for ids in (indices, eids):
         if ids is not None and (ids.dtype != indptr.dtype or ids.dim() != 1):
             raise InvalidInputError(
-                asked,
+                action,
                 f"indptr has dtype {indptr.dtype}, but the ids have dtype {ids.dtype} and shape"
                 f" {tuple(ids.shape)}",
                 "pass vectors of one dtype",
@@ -307,21 +306,21 @@ def check_entries(
     for tensor in (indices, eids, u, e):
         if tensor is not None and tensor.device != indptr.device:
             raise InvalidInputError(
-                asked,
+                action,
                 f"some tensors are on '{indptr.device}' and some on '{tensor.device}'",
                 "move them to one device",
             )
     if u is not None and indices is None:
-        raise InvalidInputError(asked, "indices is None", "pass the source of each entry")
+        raise InvalidInputError(action, "indices is None", "pass the source of each entry")
     if indices is not None and eids is not None and indices.shape != eids.shape:
         raise InvalidInputError(
-            asked,
+            action,
             f"there are {len(indices)} sources, but {len(eids)} edge ids",
             "pass both for each entry",
         )
     if indices is not None and eids is None and e is not None and len(e) < len(indices):
         raise InvalidInputError(
-            asked,
+            action,
             f"there are {len(indices)} entries, but e has {len(e)} rows, and there are no eids",
             "pass a row for each entry, or eids",
         )

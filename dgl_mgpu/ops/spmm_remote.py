@@ -1,6 +1,7 @@
-"""Sums of rows that lie in several memories: the
-@@ Sums of rows that lie in several memories of this process, on the CPU.
-@@ Sums of rows that lie in several memories, on CUDA; see ``kernels/spmm_remote.cu``."""
+"""Sums of rows that lie in several memories; see ``kernels/spmm_remote.cu``.
+
+On the CPU all of these are memory of this process.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 _LONGEST_ROW = 1 << 32
 #: MGG's search space (section 4).
 _MOST = {"ps": 32, "dist": 16, "wpb": 16}
-_ASKED = "add up rows in the memory of several ranks"
+_ACTION = "add up rows in the memory of several ranks"
 
 
 @dataclass(frozen=True)
@@ -212,7 +213,7 @@ def spmm_remote(
         pairs = pair_up(local.indptr, remote.indptr, pipeline.ps)
     if pairs.ps != pipeline.ps or pairs.before.shape != local.indptr.shape:
         raise InvalidInputError(
-            _ASKED,
+            _ACTION,
             f"pairs was made for partitions of {pairs.ps} entries and {len(pairs.before) - 1} rows,"
             f" not for {pipeline.ps} entries and {len(local.indptr) - 1} rows",
             "make pairs with pair_up for this graph and pipeline, or pass None",
@@ -237,27 +238,27 @@ def _check(local: Entries, remote: Entries, sources: Sources) -> None:
     rows, bases, starts, alignment = sources
     if rows.dtype not in DTYPES or rows.dim() != 2:
         raise InvalidInputError(
-            _ASKED,
+            _ACTION,
             f"rows has dtype {rows.dtype} and shape {tuple(rows.shape)}",
             f"pass a matrix whose dtype is one of {', '.join(map(str, DTYPES))}",
         )
     if rows.shape[1] * rows.element_size() >= _LONGEST_ROW:
         raise InvalidInputError(
-            _ASKED,
+            _ACTION,
             f"a row has {rows.shape[1]} elements of {rows.element_size()} bytes",
             f"pass rows of less than {_LONGEST_ROW} bytes",
         )
     for table in (bases, starts):
         if table.dtype != torch.int64 or table.dim() != 1 or len(table) != len(bases):
             raise InvalidInputError(
-                _ASKED,
+                _ACTION,
                 f"bases has dtype {bases.dtype} and shape {tuple(bases.shape)}, and starts has"
                 f" dtype {starts.dtype} and shape {tuple(starts.shape)}",
                 "pass two int64 vectors with an entry for each rank",
             )
-    if not len(bases) or check_integer(alignment, "alignment", 1, _ASKED) % rows.element_size():
+    if not len(bases) or check_integer(alignment, "alignment", 1, _ACTION) % rows.element_size():
         raise InvalidInputError(
-            _ASKED,
+            _ACTION,
             f"there are {len(bases)} addresses, and alignment is {alignment} bytes",
             "pass an address for each rank, and an alignment that is a multiple of"
             f" {rows.element_size()} bytes",
@@ -268,14 +269,14 @@ def _check(local: Entries, remote: Entries, sources: Sources) -> None:
         local.weights is not None and local.weights.shape[1] != remote.weights.shape[1]  # type: ignore[union-attr]
     ):
         raise InvalidInputError(
-            _ASKED,
+            _ACTION,
             "local and remote entries do not have the same number of weights",
             "pass as many weights for each entry of both, or None for both",
         )
     for tensor in (*_spread(local), *_spread(remote), bases, starts):
         if tensor is not None and tensor.device != rows.device:
             raise InvalidInputError(
-                _ASKED,
+                _ACTION,
                 f"some tensors are on '{rows.device}' and some on '{tensor.device}'",
                 "move them to one device",
             )
@@ -293,7 +294,7 @@ def _check_entries(entries: Entries, like: Tensor, rows: Tensor) -> None:
         or columns.dim() != 1
     ):
         raise InvalidInputError(
-            _ASKED,
+            _ACTION,
             f"indptr has dtype {indptr.dtype} and shape {tuple(indptr.shape)}, and columns has"
             f" dtype {columns.dtype} and shape {tuple(columns.shape)}",
             "pass vectors of int32 or int64, all of one dtype, and for local and for remote entries"
@@ -309,7 +310,7 @@ def _check_entries(entries: Entries, like: Tensor, rows: Tensor) -> None:
         or rows.shape[1] % weights.shape[1]
     ):
         raise InvalidInputError(
-            _ASKED,
+            _ACTION,
             f"weights has dtype {weights.dtype} and shape {tuple(weights.shape)}",
             f"pass weights of dtype {rows.dtype} and shape ({len(columns)}, n), where n divides the"
             f" rows' width {rows.shape[1]}",
@@ -360,10 +361,10 @@ def _fetched(columns: Tensor, rows: Tensor, bases: Tensor, starts: Tensor) -> Te
     places = columns - starts[owners]
     found = rows.new_empty(len(columns), rows.shape[1])
     for rank, base in enumerate(bases.tolist()):
-        asked = (owners == rank).nonzero().squeeze(1)
-        if len(asked):
-            count = int(places[asked].max()) + 1
-            found[asked] = _matrix_at(base, count, rows)[places[asked]]
+        action = (owners == rank).nonzero().squeeze(1)
+        if len(action):
+            count = int(places[action].max()) + 1
+            found[action] = _matrix_at(base, count, rows)[places[action]]
     return found
 
 

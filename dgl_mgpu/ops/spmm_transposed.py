@@ -1,11 +1,9 @@
-"""Transposed sparse-dense product: the
+"""Transposed sparse-dense product; see ``kernels/spmm_transposed.cu``.
 
 The gradient of a sparse-dense product is a product with the matrix transposed.  This takes the
 matrix as it is and adds atomically, which saves the transposed copy, as the layers of WholeGraph
 do (Yang et al., SC'22, section III-C).
-
-@@ Transposed sparse-dense product on the CPU.
-@@ Transposed sparse-dense product on CUDA; see ``kernels/spmm_transposed.cu``."""
+"""
 
 from __future__ import annotations
 
@@ -31,7 +29,7 @@ from dgl_mgpu.ops.spmm_layout import (
 )
 
 OPS = ("copy_lhs", "copy_rhs", "mul")
-_ASKED = "add messages up at the other ends of edges"
+_ACTION = "add messages up at the other ends of edges"
 
 
 @Operator
@@ -93,32 +91,32 @@ def spmm_transposed(
         fixed there, and neither are the last bits of sums.
     """
     if op not in OPS:
-        raise InvalidInputError(_ASKED, f"there is no op={op!r}", f"pass one of {', '.join(OPS)}")
+        raise InvalidInputError(_ACTION, f"there is no op={op!r}", f"pass one of {', '.join(OPS)}")
     for name, operand, needless in (("v", v, "copy_rhs"), ("e", e, "copy_lhs")):
         if operand is None and op != needless:
-            raise InvalidInputError(_ASKED, f"{name} is None", f"pass {name}, which {op!r} reads")
+            raise InvalidInputError(_ACTION, f"{name} is None", f"pass {name}, which {op!r} reads")
     if op == "copy_rhs":
         v = None
     elif op == "copy_lhs":
         e = eids = None
     shape = message_shape(op, "sum", row_type(v), row_type(e))
     if indices is None:
-        raise InvalidInputError(_ASKED, "indices is None", "pass the other end of each edge")
+        raise InvalidInputError(_ACTION, "indices is None", "pass the other end of each edge")
     check_entries(indptr, indices, eids, v, e)
     if v is not None and v.shape[0] != indptr.shape[0] - 1:
         raise InvalidInputError(
-            _ASKED,
+            _ACTION,
             f"v has {len(v)} rows, but the matrix has {len(indptr) - 1}",
             "pass a row for each row of entries",
         )
-    num_cols = check_integer(num_cols, "num_cols", 0, _ASKED)
+    num_cols = check_integer(num_cols, "num_cols", 0, _ACTION)
     if (
         indptr.is_cuda
         and torch.are_deterministic_algorithms_enabled()
         and not torch.is_deterministic_algorithms_warn_only_enabled()
     ):
         raise UnavailableError(
-            _ASKED,
+            _ACTION,
             "it adds with atomic operations, which come in any order, and"
             " torch.use_deterministic_algorithms(True) forbids that",
             "transpose the matrix and call spmm",

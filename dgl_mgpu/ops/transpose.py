@@ -1,6 +1,4 @@
-"""A CSR made of a CSC, or the reverse: the
-@@ A CSR made of a CSC, or the reverse, on the CPU.
-@@ A CSR made of a CSC, or the reverse, on CUDA; see ``kernels/transpose.cu``."""
+"""A CSR made of a CSC, or the reverse; see ``kernels/transpose.cu``."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ from dgl_mgpu.ops.library import Operator, Size, call
 from dgl_mgpu.ops.memory import kernel, load_id, scratch, store_id
 from dgl_mgpu.ops.workspace import workspace
 
-_ASKED = "group edges by their other ends"
+_ACTION = "group edges by their other ends"
 
 
 @Operator
@@ -71,28 +69,28 @@ def transpose(
     What ``indptr``, ``indices`` and ``eids`` hold is not checked: with ids out of range it writes
     to memory that is none of its own.
     """
-    indptr = check_ids(indptr, _ASKED)
+    indptr = check_ids(indptr, _ACTION)
     if indptr.shape[0] == 0:
         raise InvalidInputError(
-            _ASKED, "indptr is empty", "pass an indptr with one element more than there are rows"
+            _ACTION, "indptr is empty", "pass an indptr with one element more than there are rows"
         )
-    indices = check_ids(indices, _ASKED, indptr.device)
+    indices = check_ids(indices, _ACTION, indptr.device)
     if eids is not None:
-        eids = check_ids(eids, _ASKED, indptr.device)
+        eids = check_ids(eids, _ACTION, indptr.device)
         if eids.shape != indices.shape:
             raise InvalidInputError(
-                _ASKED,
+                _ACTION,
                 f"there are {len(indices)} columns, but {len(eids)} edge ids",
                 "pass both for each entry",
             )
     for ids in (indices, eids):
         if ids is not None and ids.dtype != indptr.dtype:
             raise InvalidInputError(
-                _ASKED,
+                _ACTION,
                 f"indptr has dtype {indptr.dtype}, but the ids have dtype {ids.dtype}",
                 "convert one to the dtype of the other",
             )
-    num_cols = check_integer(num_cols, "num_cols", 0, _ASKED)
+    num_cols = check_integer(num_cols, "num_cols", 0, _ACTION)
     return call("transpose", (indptr, indices, eids), num_cols)
 
 

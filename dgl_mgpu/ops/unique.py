@@ -1,13 +1,11 @@
-"""Append-unique: the
-@@ Append-unique on the CPU.
+"""Append-unique; see ``kernels/unique.cu`` and ``kernels/node_table.cuh``.
 
-The ids (seeds, then neighbors; an id's *place* counts through both) are dealt by hash into
-buckets whose tables fit a core's cache.  Buckets are independent, so threads need no locks,
+On the CPU the ids (seeds, then neighbors; an id's *place* counts through both) are dealt by hash
+into buckets whose tables fit a core's cache.  Buckets are independent, so threads need no locks,
 and keep ids in the order of their places, so the first id of its kind in a bucket is the
 first of all.  A bit for each place says whether it starts a new node; counting bits numbers
 the nodes.
-
-@@ Append-unique on CUDA; see ``kernels/unique.cu`` and ``kernels/node_table.cuh``."""
+"""
 
 from __future__ import annotations
 
@@ -64,18 +62,18 @@ def append_unique(seeds: Tensor, neighbors: Tensor) -> tuple[Tensor, Tensor]:
     Same result as WholeGraph's append-unique (section III-C) but for the order of the new
     nodes, which there is the order of a hash table.
     """
-    asked = "append unique neighbors to seeds"
-    seeds = check_ids(seeds, asked)
-    neighbors = check_ids(neighbors, asked, seeds.device)
+    action = "append unique neighbors to seeds"
+    seeds = check_ids(seeds, action)
+    neighbors = check_ids(neighbors, action, seeds.device)
     if seeds.dtype != neighbors.dtype:
         raise InvalidInputError(
-            asked,
+            action,
             f"seeds has dtype {seeds.dtype}, but neighbors has dtype {neighbors.dtype}",
             "convert one to the dtype of the other",
         )
     if seeds.numel() + neighbors.numel() > torch.iinfo(seeds.dtype).max:
         raise InvalidInputError(
-            asked,
+            action,
             f"there are more ids than {seeds.dtype} can number",
             "pass int64 ids or a smaller batch",
         )

@@ -1,5 +1,4 @@
-"""Random walks and PinSAGE's neighbour selection: the
-@@ Random walks and PinSAGE's neighbour selection on the CPU."""
+"""Random walks and PinSAGE's neighbour selection; the CPU implementations."""
 
 from __future__ import annotations
 
@@ -89,19 +88,19 @@ class VisitedNeighbors(NamedTuple):
 
 
 def _as_metapath(
-    views: GraphView | Sequence[GraphView], asked: str, length: int | None = None
+    views: GraphView | Sequence[GraphView], action: str, length: int | None = None
 ) -> list[GraphView]:
     """The views of a walk of ``length`` steps, or of any, checked to follow each other."""
     path = [views] if isinstance(views, GraphView) else list(views)
     if not path:
-        raise InvalidInputError(asked, "the metapath is empty", "pass at least one view")
+        raise InvalidInputError(action, "the metapath is empty", "pass at least one view")
     begins_again = length is None or length > len(path)
     for view, following in pairwise(path + path[:1] if begins_again else path):
         ends = view.num_cols, view.idtype, view.tiers.device
         begins = following.num_rows, following.idtype, following.tiers.device
         if ends != begins:
             raise InvalidInputError(
-                asked,
+                action,
                 "a step ends at one of {} nodes of {} on '{}', but the next begins at one of {}"
                 " nodes of {} on '{}'".format(*ends, *begins),
                 "pass views each of which ends where the next one begins, and the last where the"
@@ -126,9 +125,9 @@ def _as_stops(probabilities: list[float]) -> list[int]:
     return [math.ceil(probability * 2**53) for probability in probabilities]
 
 
-def _check_probability(value: float, name: str, asked: str) -> float:
+def _check_probability(value: float, name: str, action: str) -> float:
     if not 0.0 <= value <= 1.0:
-        raise InvalidInputError(asked, f"{name} is {value!r}", "pass a probability in [0, 1]")
+        raise InvalidInputError(action, f"{name} is {value!r}", "pass a probability in [0, 1]")
     return float(value)
 
 
@@ -194,12 +193,12 @@ def random_walk(
     ``WALK_STREAM + t``: the walk ends if the top 53 bits of the second draw are below
     ``ceil(restart_prob * 2**53)``; else it takes edge number high half of first draw * degree.
     """
-    asked = f"walk {length} steps"
-    length = check_integer(length, "length", 0, asked)
-    path = _as_metapath(views, asked, length)
-    starts = check_ids(starts, asked, path[0].tiers.device)
+    action = f"walk {length} steps"
+    length = check_integer(length, "length", 0, action)
+    path = _as_metapath(views, action, length)
+    starts = check_ids(starts, action, path[0].tiers.device)
     if edges is not None:
-        _check_edges(edges, starts, length, asked)
+        _check_edges(edges, starts, length, action)
     stops = (
         [restart_prob] * length
         if isinstance(restart_prob, (int, float))
@@ -207,17 +206,17 @@ def random_walk(
     )
     if len(stops) != length:
         raise InvalidInputError(
-            asked,
+            action,
             f"there are {len(stops)} restart probabilities",
             "pass one float, or one for each step",
         )
-    stops = [_check_probability(stop, "restart_prob", asked) for stop in stops]
+    stops = [_check_probability(stop, "restart_prob", action) for stop in stops]
     return torch.ops.dgl_mgpu.random_walk(
         starts, occurrences(starts), *graphs(path), _as_stops(stops), key.fold(), edges
     )
 
 
-def _check_edges(edges: Tensor, starts: Tensor, length: int, asked: str) -> None:
+def _check_edges(edges: Tensor, starts: Tensor, length: int, action: str) -> None:
     shape = (starts.numel(), length)
     if (
         edges.dtype != torch.int64
@@ -226,7 +225,7 @@ def _check_edges(edges: Tensor, starts: Tensor, length: int, asked: str) -> None
         or not edges.is_contiguous()
     ):
         raise InvalidInputError(
-            asked,
+            action,
             f"edges has dtype {edges.dtype}, shape {tuple(edges.shape)} and strides"
             f" {edges.stride()} on '{edges.device}'",
             f"pass a contiguous int64 tensor of shape {shape} on '{starts.device}'",
@@ -278,11 +277,11 @@ def pinsage_neighbors(
     InvalidInputError, IdOutOfRangeError
         As :func:`random_walk`.
     """
-    asked = "select PinSAGE neighbors"
+    action = "select PinSAGE neighbors"
     path, stops = check_traversals(
-        views, asked, num_traversals, termination_prob, num_random_walks, num_neighbors
+        views, action, num_traversals, termination_prob, num_random_walks, num_neighbors
     )
-    seeds = check_ids(seeds, asked, path[0].tiers.device)
+    seeds = check_ids(seeds, action, path[0].tiers.device)
     return VisitedNeighbors(
         *torch.ops.dgl_mgpu.pinsage_neighbors(
             seeds, *graphs(path), stops, num_random_walks, num_neighbors, key.fold()
@@ -292,7 +291,7 @@ def pinsage_neighbors(
 
 def check_traversals(
     views: GraphView | Sequence[GraphView],
-    asked: str,
+    action: str,
     num_traversals: int,
     termination_prob: float,
     num_random_walks: int,
@@ -300,11 +299,11 @@ def check_traversals(
 ) -> tuple[list[GraphView], list[int]]:
     """The metapath of PinSAGE's walks, and where they stop; raises InvalidInputError if there is
     something wrong with an argument."""
-    path = _as_metapath(views, asked)
-    check_integer(num_traversals, "num_traversals", 1, asked)
-    check_integer(num_random_walks, "num_random_walks", 1, asked)
-    check_integer(num_neighbors, "num_neighbors", 0, asked)
-    _check_probability(termination_prob, "termination_prob", asked)
+    path = _as_metapath(views, action)
+    check_integer(num_traversals, "num_traversals", 1, action)
+    check_integer(num_random_walks, "num_random_walks", 1, action)
+    check_integer(num_neighbors, "num_neighbors", 0, action)
+    _check_probability(termination_prob, "termination_prob", action)
     hops = len(path)
     stops = [
         termination_prob if step > 0 and step % hops == 0 else 0.0

@@ -1,9 +1,8 @@
 """All layers of a PinSAGE mini-batch, neighbors by walks and append-unique in turn.
-@@ All layers of a PinSAGE mini-batch one after another, each by the operators for one.
-@@ All layers of a PinSAGE mini-batch on CUDA, without waiting between them.
 
-Each is the kernels of the operators for one layer, launched for as many nodes as there can be. How
-many there are they read from the GPU, where the kernels before them have left it.
+The CPU samples one layer after another.  On CUDA nothing waits between them: each is the kernels of
+the operators for one layer, launched for as many nodes as there can be.  How many there are they
+read from the GPU, where the kernels before them have left it.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from dgl_mgpu.ops.walk import TieredPath, check_traversals, graphs
 from dgl_mgpu.ops.walk_cuda import WalkLauncher
 from dgl_mgpu.ops.workspace import Workspace, beginning, workspace
 
-_ASKED = "sample PinSAGE blocks"
+_ACTION = "sample PinSAGE blocks"
 
 #: What the operator returns.
 VisitedHops = tuple[Tensor, list[Tensor], list[Tensor], list[Tensor]]
@@ -150,10 +149,10 @@ def pinsage_blocks_async(
         As that of :func:`dgl_mgpu.ops.sample_blocks_async`.
     """
     path, stops = check_traversals(
-        views, _ASKED, num_traversals, termination_prob, num_random_walks, num_neighbors
+        views, _ACTION, num_traversals, termination_prob, num_random_walks, num_neighbors
     )
     seeds = to_idtype(seeds, path[0], path[0].num_rows)
-    if check_integer(num_layers, "num_layers", 0, _ASKED) == 0:
+    if check_integer(num_layers, "num_layers", 0, _ACTION) == 0:
         return SampleFuture(list)
     keys = key.fold_hops(num_layers)
     arguments = (seeds, *graphs(path), stops, num_random_walks, num_neighbors, keys)

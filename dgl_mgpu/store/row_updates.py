@@ -24,8 +24,7 @@ from dgl_mgpu.comm.communicator import Communicator, error_text, rank_failed
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.ops import device
 from dgl_mgpu.ops.check import check_ids, raise_at_bad_id
-from dgl_mgpu.ops.scatter import SGD, Adagrad, Adam, AlignedTables, scatter_rows, update_rows
-from dgl_mgpu.ops.scatter import Rule
+from dgl_mgpu.ops.scatter import SGD, Adagrad, Adam, AlignedTables, Rule, scatter_rows, update_rows
 from dgl_mgpu.ops.view import RowView
 from dgl_mgpu.placement import HOST, TablePlan
 from dgl_mgpu.store.memory.format import RowFormat

@@ -1,6 +1,6 @@
 """Runs CUDA kernels on the CPU, for tests on machines without a GPU.
 
-A test of an operator's ``cuda.py`` calls its function directly, with CPU tensors, while the
+A test of an operator's CUDA implementation calls it directly, with CPU tensors, while the
 fixture ``emulated`` has put an :class:`EmulatedDriver` in the driver's place. ``emulation.h``
 says how kernels are run and which mistakes that brings to light.
 

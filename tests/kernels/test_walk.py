@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from dgl_mgpu.errors import IdOutOfRangeError
-from dgl_mgpu.ops import SampleKey, pinsage_neighbors, random_walk, walk, walk_cuda
+from dgl_mgpu.ops import SampleKey, pinsage_neighbors, random_walk, walk_cuda
+from dgl_mgpu.ops.walk import _as_stops, graphs, occurrences
 from tests.kernels.cuda_views import on_device
 from tests.ops import reference
 from tests.ops.test_sample import GRAPHS, regular

@@ -21,8 +21,7 @@ from dgl_mgpu.distributed.exchange.search import Search, search
 from dgl_mgpu.distributed.exchange.strategies import ExchangeStrategies
 from dgl_mgpu.distributed.exchange.strategy import ExchangeStrategy
 from dgl_mgpu.distributed.memory import free_bytes
-from dgl_mgpu.ops.spmm_remote import Pipeline
-from dgl_mgpu.ops.spmm_remote import DTYPES
+from dgl_mgpu.ops.spmm_remote import DTYPES, Pipeline
 from dgl_mgpu.utils.stages import StageClock
 from dgl_mgpu.utils.tuning_cache import TuningCache
 
