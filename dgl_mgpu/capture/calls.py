@@ -9,6 +9,8 @@ import torch
 from dgl.heterograph import DGLGraph
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
 
 from dgl_mgpu.capture.call import first_block, thread
 from dgl_mgpu.capture.model import CapturedModel
@@ -70,7 +72,7 @@ def _is_in_the_way() -> bool:
     return (
         torch.compiler.is_compiling()
         or torch.jit.is_tracing()
-        or torch._C._len_torch_function_stack() > 0
+        or not all(isinstance(mode, DeviceContext) for mode in _get_current_function_mode_stack())
         or torch._C._len_torch_dispatch_stack() > 0
         or torch._C._functorch.peek_interpreter_stack() is not None
         or (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())

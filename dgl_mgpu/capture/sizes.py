@@ -162,10 +162,8 @@ class Sizes:
         that are no smaller than ``smallest`` or have edges in proportion to their nodes.
         ``dst_types`` has the number of the destination type of each edge type.
         """
-        nodes = tuple(
-            tuple(n + 1 if n == least else _more(n) for n, least in zip(*counts, strict=True))
-            for counts in zip(self.nodes, smallest.nodes, strict=True)
-        )
+        # Spare seeds, too: the sums of padding edges stay as large as others.
+        nodes = tuple(tuple(map(_more, counts)) for counts in self.nodes)
         edges = tuple(
             tuple(
                 _more(count) + nodes[layer + 1][dst] - smallest.nodes[layer + 1][dst]

@@ -4,9 +4,12 @@ import weakref
 from functools import partial
 
 import pytest
+import torch
 
 from dgl_mgpu.capture import calls, graphs, model
 from dgl_mgpu.graph.dispatch import tensor_backed_graphs
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
 
 def replayed(run, device, pool):
@@ -17,12 +20,13 @@ def replayed(run, device, pool):
     return lambda: forward(model())
 
 
-@pytest.fixture
-def capturing(monkeypatch):
-    """Models are captured on the CPU: a replay computes again what was recorded."""
-    monkeypatch.setattr(model, "captures", lambda device: True)
-    monkeypatch.setattr(graphs, "captured", replayed)
-    with tensor_backed_graphs():
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=needs_gpu)])
+def capturing(request, monkeypatch):
+    """Models are captured; on the CPU a replay computes again what was recorded."""
+    if request.param == "cpu":
+        monkeypatch.setattr(model, "captures", lambda device: True)
+        monkeypatch.setattr(graphs, "captured", replayed)
+    with tensor_backed_graphs(), torch.device(request.param):
         calls.capture_models()
-        yield
+        yield request.param
     calls.capture_models(False)

@@ -421,7 +421,7 @@ def test_several_models_and_loaders_in_turn(capturing):
 
 def test_autocast_is_captured_as_it_is(capturing):
     def step(model, optimizer, blocks):
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast(capturing, torch.bfloat16):
             scores = model(blocks, blocks[0].srcdata["feat"])
             loss = F.cross_entropy(scores, blocks[-1].dstdata["label"])
         optimizer.zero_grad()
