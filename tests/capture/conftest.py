@@ -9,6 +9,14 @@ import torch
 from dgl_mgpu.capture import calls, graphs, model
 from dgl_mgpu.graph.dispatch import tensor_backed_graphs
 
+
+class Here:
+    """Where tests make graphs and models."""
+
+    device = "cpu"
+
+
+here = Here()
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
 
@@ -26,7 +34,8 @@ def capturing(request, monkeypatch):
     if request.param == "cpu":
         monkeypatch.setattr(model, "captures", lambda device: True)
         monkeypatch.setattr(graphs, "captured", replayed)
-    with tensor_backed_graphs(), torch.device(request.param):
+    monkeypatch.setattr(here, "device", request.param)
+    with tensor_backed_graphs():
         calls.capture_models()
         yield request.param
     calls.capture_models(False)

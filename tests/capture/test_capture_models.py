@@ -31,6 +31,7 @@ from dgl_mgpu.capture import model as captured_model
 from dgl_mgpu.capture.call import inside
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.graph.dispatch import tensor_backed_graphs
+from tests.capture.conftest import here
 
 CLASSES = 5
 
@@ -52,7 +53,7 @@ def graph(self_loops=True, num_nodes=300, num_edges=2400):
         g.ndata["feat"] = torch.randn(num_nodes, 6)
         g.ndata["label"] = torch.randint(0, CLASSES, (num_nodes,))
         g.edata["weight"] = torch.rand(g.num_edges())
-        return g
+        return g if here.device == "cpu" else g.to(here.device)
 
 
 class Model(nn.Module):
@@ -88,8 +89,12 @@ MODELS = {
 }
 
 
+def made(name):
+    return MODELS[name]().to(here.device)
+
+
 def loader_of(g, sampler=None, batch_size=32, count=None):
-    seeds = torch.arange(g.num_nodes() if count is None else count)
+    seeds = torch.arange(g.num_nodes() if count is None else count, device=here.device)
     return DataLoader(
         g, seeds, sampler or NeighborSampler([3, 4]), batch_size=batch_size, shuffle=True
     )
@@ -99,7 +104,7 @@ def train(make, g, capture, step, epochs=2, **options):
     """Losses of a script's training loop, and its model."""
     calls.capture_models(capture)
     seeded()
-    model = make()
+    model = make().to(here.device)
     optimizer = torch.optim.Adam(model.parameters(), 0.01)
     losses = []
     for _ in range(epochs):
@@ -149,7 +154,7 @@ def test_on_a_cpu_nothing_happens():
     with tensor_backed_graphs():
         calls.capture_models()
         try:
-            model = MODELS["mean"]()
+            model = made("mean")
             for *_, blocks in loader_of(graph()):
                 model(blocks, blocks[0].srcdata["feat"]).sum().backward()
             assert not kinds_of(model)
@@ -211,7 +216,7 @@ def test_gradients_that_a_script_keeps_are_not_overwritten(capturing):
 
 
 def test_outputs_that_a_script_keeps_are_not_overwritten(capturing):
-    model = MODELS["mean"]()
+    model = made("mean")
     kept = []
     with torch.no_grad():
         for *_, blocks in loader_of(graph()):
@@ -259,7 +264,7 @@ def test_two_losses_of_one_call_have_a_backward_pass_each(capturing):
 
 
 def test_a_backward_pass_after_another_call_is_refused(capturing):
-    model, last = MODELS["mean"](), None
+    model, last = made("mean"), None
     with pytest.raises(InvalidInputError, match="holds another call by now"):
         for *_, blocks in loader_of(graph()):
             loss = model(blocks, blocks[0].srcdata["feat"]).sum()
@@ -300,7 +305,7 @@ def hetero_graph():
         for ntype in g.ntypes:
             g.nodes[ntype].data["feat"] = torch.randn(g.num_nodes(ntype), 6)
             g.nodes[ntype].data["label"] = torch.randint(0, CLASSES, (g.num_nodes(ntype),))
-        return g
+        return g if here.device == "cpu" else g.to(here.device)
 
 
 def test_blocks_of_several_types(capturing):
@@ -309,9 +314,9 @@ def test_blocks_of_several_types(capturing):
     for capture in (False, True):
         calls.capture_models(capture)
         seeded()
-        model = OfTypes(["rates", "rated-by", "knows"])
+        model = OfTypes(["rates", "rated-by", "knows"]).to(here.device)
         optimizer = torch.optim.Adam(model.parameters(), 0.01)
-        seeds = {ntype: torch.arange(g.num_nodes(ntype)) for ntype in g.ntypes}
+        seeds = {ntype: g.nodes(ntype) for ntype in g.ntypes}
         losses = []
         for _ in range(3):
             for *_, blocks in DataLoader(
@@ -355,14 +360,14 @@ def test_link_prediction_with_graphs_of_pairs(capturing):
     for capture in (False, True):
         calls.capture_models(capture)
         seeded()
-        model = LinkPredictor()
+        model = LinkPredictor().to(here.device)
         optimizer = torch.optim.Adam(model.parameters(), 0.01)
         sampler = as_edge_prediction_sampler(
             NeighborSampler([3, 4]), negative_sampler=negative_sampler.Uniform(2)
         )
         losses = []
         for _, pairs, negatives, blocks in DataLoader(
-            g, torch.arange(600), sampler, batch_size=32, shuffle=True
+            g, torch.arange(600, device=here.device), sampler, batch_size=32, shuffle=True
         ):
             true, false = model(pairs, negatives, blocks, blocks[0].srcdata["feat"])
             assert len(true) == pairs.num_edges()
@@ -382,7 +387,7 @@ def test_inputs_that_are_learned_get_gradients(capturing):
     for capture in (False, True):
         calls.capture_models(capture)
         seeded()
-        embedding, model = nn.Embedding(g.num_nodes(), 6), MODELS["mean"]()
+        embedding, model = nn.Embedding(g.num_nodes(), 6).to(here.device), made("mean")
         optimizer = torch.optim.SGD([*embedding.parameters(), *model.parameters()], 0.5)
         for _ in range(2):
             for inputs, _, blocks in loader_of(g):
@@ -402,7 +407,7 @@ def test_several_models_and_loaders_in_turn(capturing):
     for capture in (False, True):
         calls.capture_models(capture)
         seeded()
-        models = [MODELS["mean"](), MODELS["gcn"]()]
+        models = [made("mean"), made("gcn")]
         losses = []
         for _ in range(2):
             loaders = loader_of(g), loader_of(g, NeighborSampler([2, 2]), batch_size=24)
@@ -455,7 +460,7 @@ def test_a_checkpoint_in_mid_run_holds_the_model_alone(capturing):
     file = io.BytesIO()
     torch.save({"model": model.state_dict()}, file)
     file.seek(0)
-    other = MODELS["mean"]()
+    other = made("mean")
     other.load_state_dict(torch.load(file, weights_only=True)["model"])
     twin = copy.deepcopy(model)
     for *_, blocks in loader_of(g):
@@ -470,11 +475,11 @@ def freeze(model):
 
 
 def replace_parameter(model):
-    model.layers[1].fc_neigh.weight = nn.Parameter(torch.ones(CLASSES, 8))
+    model.layers[1].fc_neigh.weight = nn.Parameter(torch.ones(CLASSES, 8, device=here.device))
 
 
 def replace_memory(model):
-    model.layers[1].fc_neigh.weight.data = torch.ones(CLASSES, 8)
+    model.layers[1].fc_neigh.weight.data = torch.ones(CLASSES, 8, device=here.device)
 
 
 def scale(model):
@@ -486,7 +491,7 @@ def change_dropout(model):
 
 
 def replace_layer(model):
-    model.layers[1] = SAGEConv(8, CLASSES, "mean")
+    model.layers[1] = SAGEConv(8, CLASSES, "mean").to(here.device)
 
 
 @pytest.mark.parametrize(
@@ -496,7 +501,7 @@ def test_a_change_of_the_model_is_noticed(change, capturing):
     g = graph()
     batches = [blocks for *_, blocks in loader_of(g)]
     seeded(5)
-    model = MODELS["mean"]()
+    model = made("mean")
     for blocks in batches:
         model(blocks, blocks[0].srcdata["feat"]).sum().backward()
     (kind,) = kinds_of(model)
@@ -536,7 +541,7 @@ def with_batch_norm():
 
 
 def with_hook():
-    model = MODELS["mean"]()
+    model = made("mean")
     model.layers[0].register_forward_hook(lambda *_: None)
     return model
 
@@ -604,7 +609,7 @@ def test_what_cannot_be_captured_runs_as_always_and_says_why(make, reason, captu
     for capture in (False, True):
         calls.capture_models(capture)
         seeded()
-        model = make()
+        model = make().to(here.device)
         outputs = []
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -622,7 +627,7 @@ def test_what_cannot_be_captured_runs_as_always_and_says_why(make, reason, captu
 
 
 def test_layers_of_a_model_that_cannot_be_captured_are(capturing):
-    model = of(Counting)()
+    model = of(Counting)().to(here.device)
     with pytest.warns(UserWarning, match=r"Counting\.count"):
         for _ in range(2):
             for *_, blocks in loader_of(graph()):
@@ -661,7 +666,7 @@ def test_replays_are_compared_again(capturing, monkeypatch):
         return compare(model, call, its)
 
     monkeypatch.setattr(captured_model, "checked_result", noted)
-    model = of(Global)()
+    model = of(Global)().to(here.device)
     for *_, blocks in loader_of(graph()):
         model(blocks, blocks[0].srcdata["feat"]).sum().backward()
     assert len(checked) == 2
@@ -671,7 +676,7 @@ def test_replays_are_compared_again(capturing, monkeypatch):
 def test_nodes_without_in_edges_are_reported_after_the_call(capturing):
     g = graph(self_loops=True)
     lonely = graph(self_loops=False, num_edges=100)
-    model = MODELS["gcn"]()
+    model = made("gcn")
     for *_, blocks in loader_of(g):
         model(blocks, blocks[0].srcdata["feat"]).sum().backward()
     assert replays_of(model) > 3
@@ -687,7 +692,7 @@ def test_an_error_of_the_model_is_raised_as_always(capturing):
                 raise KeyError("mine")
             return super().forward(blocks, x)
 
-    model = of(Failing)()
+    model = of(Failing)().to(here.device)
     batches = [blocks for *_, blocks in loader_of(graph())]
     for blocks in batches:
         model(blocks, blocks[0].srcdata["feat"]).sum().backward()
