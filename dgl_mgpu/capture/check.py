@@ -140,7 +140,10 @@ def _is_close(one: torch.Tensor, other: torch.Tensor) -> bool:
     if not one.numel():
         return True
     tolerance = _TOLERANCE[one.dtype]
-    if one.dtype == torch.float32 and one.is_cuda and torch.backends.cuda.matmul.allow_tf32:
+    kind = one.device.type
+    if torch.is_autocast_enabled(kind):
+        tolerance = max(tolerance, _TOLERANCE[torch.get_autocast_dtype(kind)])
+    elif one.dtype == torch.float32 and one.is_cuda and torch.backends.cuda.matmul.allow_tf32:
         tolerance = _TF32_TOLERANCE
     one, other = one.detach().double(), other.detach().double()
     difference = (one - other).abs().nan_to_num(0).max()

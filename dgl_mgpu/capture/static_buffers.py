@@ -18,7 +18,7 @@ from dgl.heterograph import DGLBlock, DGLGraph
 from dgl_mgpu.capture.sizes import Sizes, Types
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.graph.index import GraphSchema, TensorIndex
-from dgl_mgpu.graph.relation import Compressed, Coo, Relation
+from dgl_mgpu.graph.relation import Compressed, Coo, Relation, compress
 from dgl_mgpu.ops import EtypeBlock
 from dgl_mgpu.sampling.loader_batches import FeatureSource
 
@@ -325,11 +325,17 @@ class _PairBuffers(_GraphBuffers):
                 yield column.data[: len(data)], data
 
     def graph(self) -> DGLGraph:
-        """The loaded graph with padding."""
-        relations = [
-            Relation(self._nodes[src], self._nodes[dst], coo=Coo(row, col))
-            for (src, dst), ((row, _), (col, _)) in zip(self._schema.ends, self._ends, strict=True)
-        ]
+        """The loaded graph with padding, in all formats.
+
+        Made of each other when a model asks for one, the host would wait: to see if edges are in
+        order already.
+        """
+        relations = []
+        for (src, dst), ((row, _), (col, _)) in zip(self._schema.ends, self._ends, strict=True):
+            num_src, num_dst = self._nodes[src], self._nodes[dst]
+            csr = compress(row, col, num_src, may_be_sorted=False)
+            csc = compress(col, row, num_dst, may_be_sorted=False)
+            relations.append(Relation(num_src, num_dst, coo=Coo(row, col), csr=csr, csc=csc))
         index = TensorIndex(self._schema, self._nodes, relations)
         return self._graph(index, self._nodes, self._edges)
 

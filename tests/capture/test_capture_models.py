@@ -13,6 +13,7 @@ import dgl
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from dgl import DGLError
 from dgl.dataloading import (
@@ -24,6 +25,7 @@ from dgl.dataloading import (
 )
 from dgl.nn import GATConv, GATv2Conv, GINConv, GraphConv, HeteroGraphConv, SAGEConv
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 import dgl_mgpu
 from dgl_mgpu.capture import calls, check, graphs
@@ -439,6 +441,48 @@ def test_autocast_is_captured_as_it_is(capturing):
     losses, model = train(MODELS["mean"], g, True, step)
     assert replays_of(model) > 5
     torch.testing.assert_close(losses, expected, rtol=2e-2, atol=2e-2)
+
+
+def test_scaled_gradients_under_autocast(capturing):
+    scalers = {}
+
+    def step(model, optimizer, blocks):
+        scaler = scalers.setdefault(model, torch.amp.GradScaler(capturing, init_scale=2.0**10))
+        with torch.autocast(capturing, torch.float16 if capturing == "cuda" else torch.bfloat16):
+            scores = model(blocks, blocks[0].srcdata["feat"])
+            loss = F.cross_entropy(scores.float(), blocks[-1].dstdata["label"])
+        optimizer.zero_grad()
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        return loss
+
+    g = graph()
+    expected, _ = train(MODELS["mean"], g, False, step)
+    losses, model = train(MODELS["mean"], g, True, step)
+    assert replays_of(model) > 5
+    assert scalers[model].get_scale() == 2.0**10  # no step was skipped
+    torch.testing.assert_close(losses, expected, rtol=2e-2, atol=2e-2)
+
+
+@pytest.fixture
+def one_rank():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_data_parallel_training(capturing, one_rank):
+    """The module inside is captured; its wrapper averages gradients as always."""
+    g, results = graph(), []
+    for capture in (False, True):
+        losses, model = train(lambda: DistributedDataParallel(made("gat")), g, capture, plain_step)
+        results.append(losses)
+    assert replays_of(model.module) > 5
+    assert not kinds_of(model)
+    torch.testing.assert_close(results[1], results[0], rtol=1e-4, atol=1e-5)
 
 
 def test_dropout_is_repeatable_and_was_compared(capturing):
