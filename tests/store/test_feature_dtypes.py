@@ -18,7 +18,7 @@ from dgl_mgpu.errors import ConfigError, InvalidInputError, RankFailedError
 from dgl_mgpu.report import read_metrics
 from dgl_mgpu.store.memory import FeatureSource
 from dgl_mgpu.train.launch.launch import launch
-from dgl_mgpu.train.minibatch import load as minibatch_load
+from dgl_mgpu.train.minibatch import run as minibatch_run
 from tests.store.narrow_features import NARROW, NUM_NODES, assert_right, graph, rounded
 
 pytestmark = pytest.mark.usefixtures("in_shared_memory", "forked_ranks")
@@ -116,7 +116,7 @@ def test_runs_train_on_rounded_rows(tmp_path, monkeypatch):
     data = load("generated", tmp_path, **size)
     rows = rounded(torch.tensor(np.array(data.node_features["feat"])), torch.float8_e4m3fn)
     data.node_features["feat"] = rows.numpy()
-    monkeypatch.setattr(minibatch_load, "load_dataset", lambda config: data)
+    monkeypatch.setattr(minibatch_run, "load_dataset", lambda config: data)
     assert narrow == losses("rounded") != plain
 
 
