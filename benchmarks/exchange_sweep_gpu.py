@@ -30,8 +30,7 @@ from benchmarks.fullgraph import (
 from benchmarks.fullgraph_gpu import WIDTHS as WIDTHS_OF_SUMS
 from benchmarks.gpu import measure, window
 from dgl_mgpu.distributed.exchange.schedule import CommSchedule
-from dgl_mgpu.distributed.exchange.strategies import ExchangeStrategies
-from dgl_mgpu.distributed.exchange.strategy import ExchangeStrategy
+from dgl_mgpu.distributed.exchange.strategies import ExchangeStrategies, ExchangeStrategy
 from dgl_mgpu.distributed.exchange.tuner import Auto, Case
 from dgl_mgpu.train.launch.launch import launch
 

@@ -23,7 +23,7 @@ import dgl  # isort: skip
 from benchmarks.gpu import this_device
 from benchmarks.machine import describe_machine
 from dgl_mgpu.comm.communicator import Communicator
-from dgl_mgpu.distributed.exchange.chunks import Chunks
+from dgl_mgpu.distributed.exchange.collectives import Chunks
 from dgl_mgpu.distributed.exchange.schedule import CommSchedule
 from dgl_mgpu.distributed.exchange.strategies import ExchangeStrategies
 from dgl_mgpu.distributed.exchange.tuner import Auto, Case

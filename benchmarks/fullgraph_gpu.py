@@ -34,9 +34,9 @@ from benchmarks.fullgraph import (
     ranks_option,
 )
 from benchmarks.gpu import measure
-from dgl_mgpu.distributed.exchange.chunks import Chunks
+from dgl_mgpu.distributed.exchange.collectives import Chunks
 from dgl_mgpu.distributed.exchange.schedule import CommSchedule
-from dgl_mgpu.distributed.exchange.strategy import BROADCAST
+from dgl_mgpu.distributed.exchange.strategies import BROADCAST
 from dgl_mgpu.distributed.local_part import Part
 from dgl_mgpu.distributed.partition import Ownership
 from dgl_mgpu.graph.relation import Relation

@@ -16,7 +16,7 @@ import dgl  # isort: skip
 from dgl.nn import GraphConv  # isort: skip
 
 from benchmarks.fullgraph import Shape, random_rows
-from dgl_mgpu.distributed.exchange.broadcast import Broadcast
+from dgl_mgpu.distributed.exchange.collectives import Broadcast
 from dgl_mgpu.distributed.exchange.schedule import Arriving, CommSchedule, Returning, nothing
 from dgl_mgpu.distributed.index import PartitionedRelation
 from dgl_mgpu.models.gcn import FullGraphGCN

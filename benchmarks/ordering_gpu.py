@@ -41,7 +41,7 @@ from benchmarks.fullgraph import (
 from benchmarks.gcn_cases import Case
 from benchmarks.gcn_training import PEER, Setting, tolerance_of
 from benchmarks.gpu import measure
-from dgl_mgpu.distributed.exchange.broadcast import Broadcast
+from dgl_mgpu.distributed.exchange.collectives import Broadcast
 from dgl_mgpu.distributed.exchange.cost import RankLoad
 from dgl_mgpu.distributed.exchange.schedule import CommSchedule
 from dgl_mgpu.train.launch.launch import launch

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -17,12 +17,10 @@ from dgl import DGLGraph
 from dgl_mgpu.comm.communicator import Communicator
 from dgl_mgpu.config.schema import PARTITIONS
 from dgl_mgpu.distributed.exchange.halo import Halo
-from dgl_mgpu.distributed.exchange.schedule import CommSchedule
-from dgl_mgpu.distributed.exchange.strategies import ExchangeStrategies
-from dgl_mgpu.distributed.exchange.strategy import AUTO, ExchangeStrategy
+from dgl_mgpu.distributed.exchange.schedule import CommSchedule, sendable
+from dgl_mgpu.distributed.exchange.strategies import AUTO, ExchangeStrategies, ExchangeStrategy
 from dgl_mgpu.distributed.exchange.tuner import Auto
 from dgl_mgpu.distributed.exchange.window import Window, reaches_all
-from dgl_mgpu.distributed.exchange.wire_format import sendable
 from dgl_mgpu.distributed.index import PartitionedIndex, PartitionedRelation
 from dgl_mgpu.distributed.local_part import Part, cut
 from dgl_mgpu.distributed.partition import (
@@ -34,7 +32,7 @@ from dgl_mgpu.distributed.partition import (
     shuffled,
 )
 from dgl_mgpu.errors import InvalidInputError
-from dgl_mgpu.graph.distributed import DistributedGraphIndex, widths_of_none
+from dgl_mgpu.graph.distributed import DistributedGraphIndex, allow_empty_views
 from dgl_mgpu.graph.index import GraphSchema
 from dgl_mgpu.ops.check import check_integer
 from dgl_mgpu.utils.types import CanonicalEtype
@@ -82,7 +80,7 @@ class PartitionedGraph(DGLGraph):
         """
         nodes = map(self.num_nodes, self.ntypes)
         edges = map(self.num_edges, self.canonical_etypes)
-        with super().local_scope(), widths_of_none([*nodes, *edges]):
+        with super().local_scope(), allow_empty_views([*nodes, *edges]):
             yield
 
     def gather(self, rows: torch.Tensor, ntype: str | None = None) -> torch.Tensor:
@@ -113,15 +111,14 @@ class PartitionedGraph(DGLGraph):
         asked = f"gather rows of node type {ntype!r}"
 
         def check() -> None:
-            found = tuple(rows.shape) if isinstance(rows, torch.Tensor) else ()
-            if not found or found[0] != self.num_nodes(ntype):
-                raise InvalidInputError(
-                    asked,
-                    f"rows has shape {found}, but this rank has {self.num_nodes(ntype)} nodes"
-                    if isinstance(rows, torch.Tensor)
-                    else f"rows is of type {type(rows).__name__}, not a tensor",
-                    "pass a row for each of this rank's nodes",
-                )
+            if not isinstance(rows, torch.Tensor):
+                found = f"rows is of type {type(rows).__name__}, not a tensor"
+            elif not rows.dim() or len(rows) != self.num_nodes(ntype):
+                shape = tuple(rows.shape)
+                found = f"rows has shape {shape}, but this rank has {self.num_nodes(ntype)} nodes"
+            else:
+                return
+            raise InvalidInputError(asked, found, "pass a row for each of this rank's nodes")
 
         ranks.run_all(asked, check)
         kinds = ranks.all_gather((rows.shape[1:], rows.dtype))
@@ -137,15 +134,16 @@ class PartitionedGraph(DGLGraph):
         counts = [owned.count(rank) for rank in range(owned.num_ranks)]
         longest = rows.new_zeros(max(counts), *rows.shape[1:])
         longest[: len(rows)] = rows
-        every = [torch.empty_like(longest) for _ in counts]
+        by_rank = [torch.empty_like(longest) for _ in counts]
         if owned.num_ranks > 1:
-            dist.all_gather([sendable(each) for each in every], sendable(longest))
+            dist.all_gather([sendable(padded) for padded in by_rank], sendable(longest))
         else:
-            every = [longest]
-        found = torch.cat([each[:count] for each, count in zip(every, counts, strict=True)])
+            by_rank = [longest]
+        everyone = torch.cat([part[:count] for part, count in zip(by_rank, counts, strict=True)])
         if owned.order is None:
-            return found
-        return torch.empty_like(found).index_copy_(0, owned.order.to(found.device), found)
+            return everyone
+        order = owned.order.to(everyone.device)
+        return torch.empty_like(everyone).index_copy_(0, order, everyone)
 
     def scatter(
         self,
@@ -183,21 +181,17 @@ class PartitionedGraph(DGLGraph):
         asked = f"scatter rows of node type {ntype!r}"
 
         def check() -> None:
-            if (rows is None and not ranks.rank) or (
-                rows is not None and (rows.dim() == 0 or len(rows) != owned.num_nodes)
-            ):
-                raise InvalidInputError(
-                    asked,
-                    "the first rank passed None"
-                    if rows is None
-                    else f"rows has shape {tuple(rows.shape)}",
-                    f"pass a row for each of the graph's {owned.num_nodes} nodes",
-                )
+            fix = f"pass a row for each of the graph's {owned.num_nodes} nodes"
+            if rows is None:
+                if not ranks.rank:
+                    raise InvalidInputError(asked, "the first rank passed None", fix)
+            elif rows.dim() == 0 or len(rows) != owned.num_nodes:
+                raise InvalidInputError(asked, f"rows has shape {tuple(rows.shape)}", fix)
 
         ranks.run_all(asked, check)
         row_shape, dtype = ranks.broadcast_from_rank0(asked, lambda: (rows.shape[1:], rows.dtype))  # type: ignore[union-attr]
         ids = owned.nodes(ranks.rank, self.device if device is None else device)
-        return _dealt(ranks, rows, ids, row_shape, dtype)
+        return _deal_rows(ranks, rows, ids, row_shape, dtype)
 
 
 class _Feature(NamedTuple):
@@ -289,11 +283,11 @@ def partition_graph(
     """
     ranks = Communicator.of_all_machines()
     by = ranks.run_all(_ASKED, partial(_as_tensors, by))
-    asked, where = ranks.run_all(_ASKED, partial(_asked, g, by, exchange, seed, device))
-    everyone = ranks.all_gather(asked)
-    outlines = [outline for outline, _ in everyone]
+    request, where = ranks.run_all(_ASKED, partial(_checked, g, by, exchange, seed, device))
+    requests = ranks.all_gather(request)
+    outlines = [outline for outline, _ in requests]
     outline = outlines[0]
-    _check(outlines, [options for _, options in everyone])
+    _check_alike(outlines, [options for _, options in requests])
     assert outline is not None  # as has been checked
     source = _Source(None if None in outlines and ranks.rank else g, ranks, where)
     owned = ranks.run_all(_ASKED, partial(_deal, source, outline, by, seed))
@@ -304,17 +298,20 @@ def partition_graph(
         parts[etype] = cut(*ends, owned[etype[0]], owned[etype[2]], ranks.rank)
         del ends
     _check_edges(ranks.all_gather(fingerprints))
-    owned = {ntype: each.cpu() for ntype, each in owned.items()}
-    parts = {
-        etype: replace(part, src=owned[etype[0]], dst=owned[etype[2]])
-        for etype, part in parts.items()
-    }
+    owned = {ntype: ownership.cpu() for ntype, ownership in owned.items()}
+    for etype, part in parts.items():
+        parts[etype] = replace(part, src=owned[etype[0]], dst=owned[etype[2]])
     group = dist.group.WORLD if ranks.size > 1 else None
     window = ranks.run_all(
         "let GPUs read each other's memory", partial(_window, group, where, exchange)
     )
-    spread = [_spread(part, group, window, exchange) for part in parts.values()]
-    graph = _as_graph(outline, owned, list(parts), spread)
+    relations = [_partition_relation(part, group, window, exchange) for part in parts.values()]
+    ntypes = list(outline.num_nodes)
+    schema = GraphSchema.of(
+        len(ntypes), [(ntypes.index(src), ntypes.index(dst)) for src, _, dst in parts]
+    )
+    index = PartitionedIndex(schema, list(owned.values()), relations)
+    graph = PartitionedGraph(index, ntypes, [etype for _, etype, _ in parts])
     _fill(graph, source, outline, parts)
     return graph
 
@@ -357,20 +354,18 @@ def _window(group: dist.ProcessGroup | None, device: torch.device, exchange: str
     return None
 
 
-def _spread(
+def _partition_relation(
     part: Part, group: dist.ProcessGroup | None, window: Window | None, exchange: str
 ) -> PartitionedRelation:
     strategies = ExchangeStrategies(part, group, window)
-    rounds: CommSchedule
     if exchange == AUTO:
-        rounds = Auto(strategies)
+        rounds: CommSchedule = Auto(strategies)
     else:
         strategy = ExchangeStrategy.named(exchange)
-        # A rank alone has nobody to read from.
-        rounds = strategies[
-            strategies.default if strategy.pipeline is not None and window is None else strategy
-        ]
-    again = partial(_spread, group=group, window=window, exchange=exchange)
+        if strategy.pipeline is not None and window is None:
+            strategy = strategies.default  # a rank alone has nobody to read from
+        rounds = strategies[strategy]
+    again = partial(_partition_relation, group=group, window=window, exchange=exchange)
     return PartitionedRelation(Halo(part, group, window), rounds, again)
 
 
@@ -399,10 +394,10 @@ def _device(g: DGLGraph | None, asked: torch.device | str | None) -> torch.devic
 _Options = tuple[object, str, int]
 
 
-def _asked(
+def _checked(
     g: DGLGraph | None, by: _Assigned, exchange: str, seed: int, device: torch.device | str | None
 ) -> tuple[tuple[_Outline | None, _Options], torch.device]:
-    """What a rank asks for, in few words that can be compared with other ranks', and its device."""
+    """A rank's request, in a short form that can be compared with other ranks', and its device."""
     if g is not None and (
         not isinstance(g, DGLGraph) or g.is_block or isinstance(g._graph, DistributedGraphIndex)
     ):
@@ -428,7 +423,7 @@ def _fingerprint(by: _Assigned) -> object:
     return tuple(by.shape), fingerprint(ranks, ranks)
 
 
-def _check(outlines: list[_Outline | None], options: list[_Options]) -> None:
+def _check_alike(outlines: list[_Outline | None], options: list[_Options]) -> None:
     if outlines[0] is None:
         raise InvalidInputError(_ASKED, "the first rank passed None", "pass the graph there")
     for rank, outline in enumerate(outlines):
@@ -449,8 +444,8 @@ def _check(outlines: list[_Outline | None], options: list[_Options]) -> None:
 
 
 def _check_edges(fingerprints: list[dict[CanonicalEtype, int]]) -> None:
-    for rank, found in enumerate(fingerprints):
-        for etype, mark in found.items():
+    for rank, of_rank in enumerate(fingerprints):
+        for etype, mark in of_rank.items():
             if mark != fingerprints[0][etype]:
                 raise InvalidInputError(
                     _ASKED,
@@ -460,13 +455,7 @@ def _check_edges(fingerprints: list[dict[CanonicalEtype, int]]) -> None:
 
 
 class _Source:
-    """Where a rank reads the whole graph: its own, or through the first rank.
-
-    Parameters
-    ----------
-    g : DGLGraph or None
-        None where it must be asked for; then all ranks but the first have none.
-    """
+    """Where a rank reads the whole graph: its own, or without one through the first rank."""
 
     def __init__(self, g: DGLGraph | None, ranks: Communicator, device: torch.device) -> None:
         self.g = g
@@ -499,21 +488,17 @@ class _Source:
         return ends[0], ends[1]
 
     def rows(
-        self,
-        column: Callable[[DGLGraph], torch.Tensor],
-        ids: torch.Tensor,
-        feature: _Feature,
+        self, column: torch.Tensor | None, ids: torch.Tensor, feature: _Feature
     ) -> torch.Tensor:
         """The rows of a feature that this rank has, on its device.
 
         Where it requires gradients, so do they, on every rank and for themselves.
         """
-        features = None if self.g is None else column(self.g)
-        rows = _dealt(self.ranks, features, ids, feature.row_shape, feature.dtype)
+        rows = _deal_rows(self.ranks, column, ids, feature.row_shape, feature.dtype)
         return rows.requires_grad_(feature.requires_grad)
 
 
-def _dealt(
+def _deal_rows(
     ranks: Communicator,
     features: torch.Tensor | None,
     ids: torch.Tensor,
@@ -533,9 +518,9 @@ def _dealt(
             dist.send(sendable(_rows_of(features, asked)), dst=rank)
         return _rows_of(features, ids)
     dist.send(ids, dst=0)
-    found = torch.empty(len(ids), *row_shape, dtype=dtype, device=ids.device)
-    dist.recv(sendable(found), src=0)
-    return found
+    rows = torch.empty(len(ids), *row_shape, dtype=dtype, device=ids.device)
+    dist.recv(sendable(rows), src=0)
+    return rows
 
 
 def _rows_of(features: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
@@ -547,8 +532,8 @@ def _deal(source: _Source, outline: _Outline, by: _Assigned, seed: int) -> dict[
     """Which rank gets which nodes."""
     num_ranks, num_nodes = source.ranks.size, outline.num_nodes
     if by == "metis" and num_ranks > 1:  # METIS itself ends the process for one part
-        found = source.ranks.broadcast_from_rank0(_ASKED, lambda: _metis(source.g, num_ranks))
-        return {ntype: assigned(found[ntype], num_ranks) for ntype in num_nodes}
+        by = source.ranks.broadcast_from_rank0(_ASKED, lambda: _metis(source.g, num_ranks))
+        return {ntype: assigned(by[ntype], num_ranks) for ntype in num_nodes}
     if not isinstance(by, str):
         given = by if isinstance(by, dict) else dict.fromkeys(num_nodes, by)
         if set(given) != set(num_nodes):
@@ -590,31 +575,9 @@ def _metis(g: DGLGraph | None, num_ranks: int) -> dict[str, torch.Tensor]:
         ranks = metis_partition_assignment(simple, num_ranks, balance_edges=True).long()
     else:  # METIS itself ends the process
         ranks = torch.arange(num_nodes) * num_ranks // max(num_nodes, 1)
-    if whole is g:
-        return {g.ntypes[0]: ranks}
-    starts = [0]
-    for ntype in g.ntypes:  # to_homogeneous keeps types one after the other
-        starts.append(starts[-1] + g.num_nodes(ntype))
-    return {
-        ntype: ranks[low:high]
-        for ntype, low, high in zip(g.ntypes, starts[:-1], starts[1:], strict=True)
-    }
-
-
-def _as_graph(
-    outline: _Outline,
-    owned: dict[str, Ownership],
-    etypes: list[CanonicalEtype],
-    parts: list[PartitionedRelation],
-) -> PartitionedGraph:
-    ntypes = list(outline.num_nodes)
-    ends = [(ntypes.index(src), ntypes.index(dst)) for src, _, dst in etypes]
-    index = PartitionedIndex(
-        GraphSchema.of(len(ntypes), ends),
-        [owned[ntype] for ntype in ntypes],
-        parts,
-    )
-    return PartitionedGraph(index, ntypes, [etype for _, etype, _ in etypes])
+    # to_homogeneous keeps types one after the other.
+    by_type = ranks.split([g.num_nodes(ntype) for ntype in g.ntypes])
+    return dict(zip(g.ntypes, by_type, strict=True))
 
 
 def _fill(
@@ -624,22 +587,16 @@ def _fill(
     parts: dict[CanonicalEtype, Part],
 ) -> None:
     """Copy this rank's rows of all features, and the ids of its nodes and edges."""
-    rank = source.ranks.rank
+    whole = source.g
     for ntype, owned in graph.ownership.items():
-        ids, data = owned.nodes(rank, source.device), graph.nodes[ntype].data
-        for each in outline.node_data[ntype]:
-            data[each.key] = source.rows(partial(_of_nodes, ntype, each.key), ids, each)
+        ids, data = owned.nodes(source.ranks.rank, source.device), graph.nodes[ntype].data
+        for feature in outline.node_data[ntype]:
+            column = None if whole is None else whole.nodes[ntype].data[feature.key]
+            data[feature.key] = source.rows(column, ids, feature)
         data[dgl.NID] = ids.to(outline.idtype)
     for etype, part in parts.items():
         data = graph.edges[etype].data
-        for each in outline.edge_data[etype]:
-            data[each.key] = source.rows(partial(_of_edges, etype, each.key), part.edges, each)
+        for feature in outline.edge_data[etype]:
+            column = None if whole is None else whole.edges[etype].data[feature.key]
+            data[feature.key] = source.rows(column, part.edges, feature)
         data[dgl.EID] = part.edges.to(outline.idtype)
-
-
-def _of_nodes(ntype: str, key: str, g: DGLGraph) -> torch.Tensor:
-    return g.nodes[ntype].data[key]
-
-
-def _of_edges(etype: CanonicalEtype, key: str, g: DGLGraph) -> torch.Tensor:
-    return g.edges[etype].data[key]

@@ -9,13 +9,14 @@ import torch
 import torch.distributed as dist
 from dgl import DGLGraph
 from dgl import backend as F
+from dgl.base import DGLError
 from dgl.heterograph_index import HeteroGraphIndex
+from dgl.ops import edge_softmax, gsddmm, gspmm
 
 from dgl_mgpu.comm.communicator import Communicator
 from dgl_mgpu.distributed.exchange.halo import Fetch, GiveBack, Halo
-from dgl_mgpu.distributed.exchange.messages import Message
-from dgl_mgpu.distributed.exchange.schedule import CommSchedule, Sum
-from dgl_mgpu.distributed.local_part import Part, loops, with_loops, without_loops
+from dgl_mgpu.distributed.exchange.schedule import CommSchedule, Message, Sum
+from dgl_mgpu.distributed.local_part import Part, add_self_loops, loops, remove_self_loops
 from dgl_mgpu.distributed.partition import Ownership
 from dgl_mgpu.errors import UnsupportedByPartitionError
 from dgl_mgpu.graph.distributed import DistributedGraphIndex, Features
@@ -24,21 +25,7 @@ from dgl_mgpu.graph.relation import Relation
 
 
 class PartitionedRelation:
-    """A rank's part of one relation, and how its rows meet those of other ranks.
-
-    Parameters
-    ----------
-    halo : Halo
-    rounds : CommSchedule
-        How rows are exchanged for sums.
-    of : callable
-        Makes the same of another part; collective.
-
-    Attributes
-    ----------
-    graph : DGLGraph
-        From the part's own and halo rows to its own: a graph like any other.
-    """
+    """A rank's part of one relation, and how its rows meet those of other ranks."""
 
     def __init__(
         self, halo: Halo, rounds: CommSchedule, of: Callable[[Part], PartitionedRelation]
@@ -46,7 +33,8 @@ class PartitionedRelation:
         self.part = halo.part
         self.halo = halo
         self.rounds = rounds
-        self.of = of
+        self.of = of  # makes the same of another part; collective
+        #: From the part's own and halo rows to its own: a graph like any other.
         self.graph = _graph_of(self.part.relation)
         self.reversed_graph = _graph_of(self.part.relation.reverse())
 
@@ -60,19 +48,17 @@ class PartitionedRelation:
         own = self.part.num_own_src
         return rows[:own] + GiveBack.apply(self.halo, rows[own:])
 
-    def of_sources(self, rows: torch.Tensor) -> torch.Tensor:
+    def gather_src(self, rows: torch.Tensor) -> torch.Tensor:
         """From a row for each own source, one for each edge."""
         return self.with_halo(rows)[self.part.relation.coo().row.long()]
 
     def highest(self, scores: torch.Tensor) -> torch.Tensor:
         """For each own source, the highest of its edges' scores, on all ranks; no gradients."""
-        from dgl.ops import gspmm
-
-        found = gspmm(self.reversed_graph, "copy_rhs", "max", None, scores)
+        highest = gspmm(self.reversed_graph, "copy_rhs", "max", None, scores)
         if not self.part.relation.num_edges:  # of no edges at all DGL's highest is 0
-            found = found - torch.inf
+            highest = highest - torch.inf
         own = self.part.num_own_src
-        return torch.maximum(found[:own], self.halo.give_back(found[own:], "max"))
+        return torch.maximum(highest[:own], self.halo.give_back(highest[own:], "max"))
 
 
 def _graph_of(relation: Relation) -> DGLGraph:
@@ -80,11 +66,9 @@ def _graph_of(relation: Relation) -> DGLGraph:
     return DGLGraph(index, (["_SRC"], ["_DST"]), ["_E"])
 
 
-def _check_rows(rows: torch.Tensor, count: int, what: str) -> None:
+def _check_rows(rows: torch.Tensor, count: int, owner: str) -> None:
     if len(rows) != count:
-        from dgl.base import DGLError
-
-        raise DGLError(f"Expect a row of features for each of {count} {what}s, got {len(rows)}")
+        raise DGLError(f"Expect a row of features for each of {count} {owner}s, got {len(rows)}")
 
 
 def _is_sum_of_rows(op: str, reduce: str, lhs: Any, rhs: Any) -> bool:
@@ -100,21 +84,11 @@ def _is_sum_of_rows(op: str, reduce: str, lhs: Any, rhs: Any) -> bool:
 
 
 class PartitionedIndex(DistributedGraphIndex):
-    """A rank's part of a graph.
+    """A rank's part of a graph: its own nodes, and the in-edges of these.
 
-    Nodes are the rank's own, and edges the in-edges of these.  Both ends of edges cannot be asked
-    for: what DGL makes of them would be a graph in which other ranks' nodes are not nodes.
-
-    Parameters
-    ----------
-    schema : Schema
-    owned : list of Ownership
-        Which rank has which nodes, of each type.
-    parts : list of PartitionedRelation
-        One an edge type.
-    is_reversed : bool
-        Whether edges are turned round: then they are out-edges of the rank's own nodes in a graph
-        whose edges they are not grouped by.
+    Both ends of edges cannot be asked for: what DGL makes of them would be a graph in which other
+    ranks' nodes are not nodes.  Reversed, edges are out-edges of the rank's own nodes, in a graph
+    whose edges are not grouped by them.
     """
 
     def __init__(
@@ -128,11 +102,11 @@ class PartitionedIndex(DistributedGraphIndex):
         self.owned = list(owned)
         self.parts = list(parts)
         self.is_reversed = is_reversed
-        #: What it was changed to, and reversed: models may do so in every pass.
+        #: The results of changes, and its reverse: models may ask for them in every pass.
         self._changed: dict[tuple[str, int], tuple[PartitionedIndex, torch.Tensor]] = {}
         self._reversed: PartitionedIndex | None = None
         rank = self.parts[0].part.rank
-        self._num_nodes = [each.count(rank) for each in self.owned]
+        self._num_nodes = [ownership.count(rank) for ownership in self.owned]
 
     @property
     def relations(self) -> NoReturn:  # type: ignore[override]
@@ -195,9 +169,9 @@ class PartitionedIndex(DistributedGraphIndex):
         self.refuse_to_move()
 
     def __reduce__(self) -> NoReturn:
-        self.refuse_to_be_kept()
+        self.refuse_to_copy()
 
-    def refuse_to_be_kept(self) -> NoReturn:
+    def refuse_to_copy(self) -> NoReturn:
         raise UnsupportedByPartitionError(
             "copy, pickle or save a partitioned graph",
             "it is one rank's part, and works only together with the other ranks' parts",
@@ -205,8 +179,8 @@ class PartitionedIndex(DistributedGraphIndex):
         )
 
     def record_stream(self, stream: torch.cuda.Stream) -> PartitionedIndex:
-        for each in self.parts:
-            for tensor in each.part.relation.tensors():
+        for relation in self.parts:
+            for tensor in relation.part.relation.tensors():
                 tensor.record_stream(stream)
         return self
 
@@ -216,8 +190,8 @@ class PartitionedIndex(DistributedGraphIndex):
         return self.relations
 
     def create_formats_(self) -> None:
-        for each in self.parts:
-            each.part.relation.create_formats()
+        for relation in self.parts:
+            relation.part.relation.create_formats()
 
     def adjacency_matrix_scipy(self, *args: Any, **kwargs: Any) -> Any:
         return self.relations  # DGL would refuse the format first
@@ -241,49 +215,47 @@ class PartitionedIndex(DistributedGraphIndex):
     def edge_ids(self, etype: int) -> torch.Tensor:
         return self.parts[etype].part.edges.to(self.idtype)
 
-    def without_loops(self, etype: int) -> tuple[PartitionedIndex, torch.Tensor]:
+    def remove_self_loops(self, etype: int) -> tuple[PartitionedIndex, torch.Tensor]:
         def change(part: Part) -> tuple[Part, torch.Tensor]:
             own = part.edges[loops(part)]
             everyones = Communicator.of_all_machines().all_gather(own.cpu())
-            return without_loops(part, torch.cat(everyones).sort().values.to(own.device))
+            return remove_self_loops(part, torch.cat(everyones).sort().values.to(own.device))
 
-        return self._with_another("without loops", etype, change)
+        return self._change_relation("remove_self_loops", etype, change)
 
-    def with_loops(self, etype: int) -> tuple[PartitionedIndex, torch.Tensor]:
-        return self._with_another("with loops", etype, with_loops)
+    def add_self_loops(self, etype: int) -> tuple[PartitionedIndex, torch.Tensor]:
+        return self._change_relation("add_self_loops", etype, add_self_loops)
 
-    def _with_another(
+    def _change_relation(
         self, name: str, etype: int, change: Callable[[Part], tuple[Part, torch.Tensor]]
     ) -> tuple[PartitionedIndex, torch.Tensor]:
         if (name, etype) not in self._changed:
             part, edges = change(self.parts[etype].part)
             parts = list(self.parts)
             parts[etype] = parts[etype].of(part)
-            found = PartitionedIndex(self.schema, self.owned, parts, self.is_reversed)
-            self._changed[name, etype] = found, edges
+            index = PartitionedIndex(self.schema, self.owned, parts, self.is_reversed)
+            self._changed[name, etype] = index, edges
         return self._changed[name, etype]
 
     # -- message passing --------------------------------------------------------------------------
 
     def gspmm(self, op: str, reduce: str, lhs: Any, rhs: Any) -> Any:
-        from dgl.ops import gspmm
-
         if len(self.parts) > 1:
             return self._gspmm_over_relations(op, reduce, lhs, rhs)
-        spread = self.parts[0]
+        relation = self.parts[0]
         if _is_sum_of_rows(op, reduce, lhs, rhs):
             total = self._sum(lhs, rhs)
             return total if reduce == "sum" else self._shares(total)
         if not self.is_reversed:
             if op != "copy_rhs":
-                lhs = spread.with_halo(lhs)
-            if reduce in ("max", "min") and not spread.part.relation.num_edges:
+                lhs = relation.with_halo(lhs)
+            if reduce in ("max", "min") and not relation.part.relation.num_edges:
                 # DGL finds no gradient of the highest of none; that of a sum is no edges' either.
-                none = gspmm(spread.graph, op, "sum", lhs, rhs)
-                if not spread.part.num_whole_edges:
+                none = gspmm(relation.graph, op, "sum", lhs, rhs)
+                if not relation.part.num_whole_edges:
                     return none
                 return none + (-torch.inf if reduce == "max" else torch.inf)
-            return gspmm(spread.graph, op, reduce, lhs, rhs)
+            return gspmm(relation.graph, op, reduce, lhs, rhs)
         if reduce not in ("sum", "mean"):
             raise UnsupportedByPartitionError(
                 f"reduce messages by {reduce!r} on a reversed partitioned graph",
@@ -291,21 +263,19 @@ class PartitionedIndex(DistributedGraphIndex):
                 "ranks",
                 "partition the reversed graph: dgl_mgpu.partition_graph(dgl.reverse(g))",
             )
-        total = spread.without_halo(gspmm(spread.reversed_graph, op, "sum", lhs, rhs))
+        total = relation.without_halo(gspmm(relation.reversed_graph, op, "sum", lhs, rhs))
         return total if reduce == "sum" else self._shares(total)
 
     def _sum(self, rows: torch.Tensor, weights: Features) -> torch.Tensor:
-        spread = self.parts[0]
-        part = spread.part
-        if self.is_reversed:
-            _check_rows(rows, part.num_own_dst, "source node")
-        else:
-            _check_rows(rows, part.num_own_src, "source node")
+        relation = self.parts[0]
+        part = relation.part
+        sources = part.num_own_dst if self.is_reversed else part.num_own_src
+        _check_rows(rows, sources, "source node")
         if weights is not None:
             _check_rows(weights, part.relation.num_edges, "edge")
             missing = [1] * (rows.dim() - weights.dim())
             weights = weights.detach().view(len(weights), *missing, *weights.shape[1:])
-        return Sum.apply(spread.rounds, self.is_reversed, weights, rows)
+        return Sum.apply(relation.rounds, self.is_reversed, weights, rows)
 
     def _shares(self, total: torch.Tensor) -> torch.Tensor:
         """Sums divided by the numbers of messages."""
@@ -325,37 +295,34 @@ class PartitionedIndex(DistributedGraphIndex):
                 f"there are {', '.join(joins)}",
                 "reduce each relation's: multi_update_all",
             )
-        found = []
+        reduced = []
         for etype, (src, _) in enumerate(self.schema.ends):
-            of_edges = None if rhs is None else rhs[etype]
-            of_nodes = None if lhs is None else lhs[src]
-            found.append(self.get_relation_graph(etype).gspmm(op, reduce, of_nodes, of_edges))
-        of_destinations = self._joined(found, joins[reduce])
-        return tuple(of_destinations.get(ntype) for ntype in range(self.schema.num_ntypes))
+            operands = None if lhs is None else lhs[src], None if rhs is None else rhs[etype]
+            reduced.append(self.get_relation_graph(etype).gspmm(op, reduce, *operands))
+        out = self._join(reduced, joins[reduce])
+        return tuple(out.get(ntype) for ntype in range(self.schema.num_ntypes))
 
-    def _joined(
+    def _join(
         self,
-        of_relations: Sequence[torch.Tensor],
+        reduced: Sequence[torch.Tensor],
         join: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
     ) -> dict[int, torch.Tensor]:
-        """By node type, what relations have found for their destinations."""
+        """By node type, the results of all relations at their destinations."""
         out: dict[int, torch.Tensor] = {}
-        for found, (_, dst) in zip(of_relations, self.schema.ends, strict=True):
-            out[dst] = join(out[dst], found) if dst in out else found
+        for rows, (_, dst) in zip(reduced, self.schema.ends, strict=True):
+            out[dst] = join(out[dst], rows) if dst in out else rows
         return out
 
     def gsddmm(self, op: str, lhs: Any, rhs: Any, lhs_target: str, rhs_target: str) -> Any:
-        from dgl.ops import gsddmm
-
         if len(self.parts) > 1:
             return self._gsddmm_over_relations(op, lhs, rhs, lhs_target, rhs_target)
-        spread = self.parts[0]
+        relation = self.parts[0]
         far = "v" if self.is_reversed else "u"
         if op != "copy_rhs" and lhs_target == far:
-            lhs = spread.with_halo(lhs)
+            lhs = relation.with_halo(lhs)
         if op != "copy_lhs" and rhs_target == far:
-            rhs = spread.with_halo(rhs)
-        graph = spread.reversed_graph if self.is_reversed else spread.graph
+            rhs = relation.with_halo(rhs)
+        graph = relation.reversed_graph if self.is_reversed else relation.graph
         return gsddmm(graph, op, lhs, rhs, lhs_target, rhs_target)
 
     def _gsddmm_over_relations(
@@ -376,54 +343,52 @@ class PartitionedIndex(DistributedGraphIndex):
         return tuple(out)
 
     def edge_softmax(self, scores: torch.Tensor, norm_by: str) -> torch.Tensor:
-        from dgl.ops import edge_softmax
-
-        spread = self.parts[0]
-        if (
-            norm_by == "src"
-        ) == self.is_reversed:  # by the part's own rows, which have all of theirs
-            return edge_softmax(spread.graph, scores)
+        relation = self.parts[0]
+        # By the part's own rows, which have all of theirs.
+        if (norm_by == "src") == self.is_reversed:
+            return edge_softmax(relation.graph, scores)
         outgoing = self if self.is_reversed else self.reverse()
-        highest = spread.highest(scores.detach())
-        raised = torch.exp(scores - spread.of_sources(highest))
+        highest = relation.highest(scores.detach())
+        raised = torch.exp(scores - relation.gather_src(highest))
         total = outgoing.gspmm("copy_rhs", "sum", None, raised)
-        return raised / spread.of_sources(total)
+        return raised / relation.gather_src(total)
 
     def edge_softmax_over_relations(
         self, scores: Sequence[torch.Tensor], norm_by: str
     ) -> tuple[torch.Tensor, ...]:
         index = self.reverse() if norm_by == "src" else self
         relations = [index.get_relation_graph(etype) for etype in range(len(self.parts))]
-        of_relations = [
-            each._highest(of_edges.detach())
-            for each, of_edges in zip(relations, scores, strict=True)
+        maxima = [
+            relation._highest(edge_scores.detach())
+            for relation, edge_scores in zip(relations, scores, strict=True)
         ]
-        highest = index._joined(of_relations, torch.maximum)
+        highest = index._join(maxima, torch.maximum)
+        ends = index.schema.ends
         raised = [
-            torch.exp(of_edges - each.of_destinations(highest[dst]))
-            for each, of_edges, (_, dst) in zip(relations, scores, index.schema.ends, strict=True)
+            torch.exp(edge_scores - relation.gather_dst(highest[dst]))
+            for relation, edge_scores, (_, dst) in zip(relations, scores, ends, strict=True)
         ]
         totals = index.gspmm("copy_rhs", "sum", None, raised)
         return tuple(
-            of_edges / each.of_destinations(totals[dst])
-            for each, of_edges, (_, dst) in zip(relations, raised, index.schema.ends, strict=True)
+            exponentials / relation.gather_dst(totals[dst])
+            for relation, exponentials, (_, dst) in zip(relations, raised, ends, strict=True)
         )
 
     def _highest(self, scores: torch.Tensor) -> torch.Tensor:
         """For each destination of the only relation, the highest of its edges' scores, or -inf."""
         if self.is_reversed:
             return self.parts[0].highest(scores)
-        found = self.gspmm("copy_rhs", "max", None, scores)
-        return found if self.parts[0].part.num_whole_edges else found - torch.inf
+        highest = self.gspmm("copy_rhs", "max", None, scores)
+        return highest if self.parts[0].part.num_whole_edges else highest - torch.inf
 
-    def of_sources(self, rows: torch.Tensor) -> torch.Tensor:
-        spread = self.parts[0]
+    def gather_src(self, rows: torch.Tensor) -> torch.Tensor:
+        relation = self.parts[0]
         if self.is_reversed:
-            return rows[spread.part.relation.coo().col.long()]
-        return spread.of_sources(rows)
+            return rows[relation.part.relation.coo().col.long()]
+        return relation.gather_src(rows)
 
-    def of_destinations(self, rows: torch.Tensor) -> torch.Tensor:
-        return self.reverse().of_sources(rows)
+    def gather_dst(self, rows: torch.Tensor) -> torch.Tensor:
+        return self.reverse().gather_src(rows)
 
     def edges_to(self, nodes: torch.Tensor, degree: int) -> torch.Tensor:
         if self.is_reversed:
@@ -437,14 +402,14 @@ class PartitionedIndex(DistributedGraphIndex):
 
     # -- what all ranks have -----------------------------------------------------------------------
 
-    def from_all(self, rows: torch.Tensor) -> torch.Tensor:
+    def all_gather(self, rows: torch.Tensor) -> torch.Tensor:
         part, group = self.parts[0].part, self.parts[0].rounds.group
         if group is None:
             return rows.unsqueeze(0)
-        others = torch.zeros_like(rows)
+        zeros = torch.zeros_like(rows)
         return Total.apply(
             group,
-            torch.stack([rows if r == part.rank else others for r in range(part.num_ranks)]),
+            torch.stack([rows if r == part.rank else zeros for r in range(part.num_ranks)]),
         )
 
 

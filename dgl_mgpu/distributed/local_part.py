@@ -14,44 +14,22 @@ from dgl_mgpu.graph.relation import Compressed, Relation
 class Part:
     """The in-edges of a rank's own destination nodes.
 
-    Sources are numbered: first the rank's own, by position, then its *halo*, the other ranks'
-    nodes that its edges come from, by position, hence rank after rank.  Edges are numbered
-    destination by destination.
-
-    Attributes
-    ----------
-    rank : int
-    src, dst : Ownership
-        Of the source and the destination type.
-    relation : Relation
-        From own and halo rows to own rows.
-    edges : Tensor, int64, shape (num_edges,)
-        Ids of the edges in the whole graph.
-    halo : Tensor, int64, shape (num_halo,)
-        Positions of the halo's nodes.
-    wanted : list of int, length ranks
-        How many of the halo's nodes each rank owns; 0 of its own.
-    sent : Tensor, int64, shape (sum of ``sending``,)
-        Own source rows in the halos of the other ranks, rank after rank.
-    sending : list of int, length ranks
-        How many of ``sent`` each rank gets.
-    out_degrees : Tensor, dtype of ids, shape (num_own_src,)
-        In the whole graph.
-    num_whole_edges : int
-        Of the whole graph.
+    Sources are numbered: first the rank's own, by position, then its *halo*, the other ranks' nodes
+    that its edges come from, by position, hence rank after rank.  Edges are numbered destination by
+    destination.
     """
 
     rank: int
     src: Ownership
     dst: Ownership
-    relation: Relation
-    edges: torch.Tensor
-    halo: torch.Tensor
-    wanted: list[int]
-    sent: torch.Tensor
-    sending: list[int]
-    out_degrees: torch.Tensor
-    num_whole_edges: int
+    relation: Relation  # from own and halo rows to own rows
+    edges: torch.Tensor  # int64, shape (num_edges,): their ids in the whole graph
+    halo: torch.Tensor  # int64, shape (num_halo,): positions of its nodes
+    wanted: list[int]  # by rank, how many of the halo's nodes it owns; 0 of its own
+    sent: torch.Tensor  # int64, shape (sum of sending,): own rows in halos, rank after rank
+    sending: list[int]  # by rank, how many of `sent` it gets
+    out_degrees: torch.Tensor  # dtype of ids, shape (num_own_src,): in the whole graph
+    num_whole_edges: int  # of the whole graph
 
     @property
     def num_own_src(self) -> int:
@@ -69,15 +47,7 @@ class Part:
 def cut(
     src: torch.Tensor, dst: torch.Tensor, of_src: Ownership, of_dst: Ownership, rank: int
 ) -> Part:
-    """A rank's part of a relation, from all of its edges.
-
-    Parameters
-    ----------
-    src, dst : Tensor, int32 or int64, shape (num_edges,)
-        Ends of every edge of the whole graph, by edge id, on the device that the part is to be on.
-    of_src, of_dst : Ownership
-    rank : int
-    """
+    """A rank's part of a relation, from all of its edges, by edge id, on the part's device."""
     idtype, device = src.dtype, src.device
     src_position = of_src.positions(idtype, device)
     dst_position = src_position if of_dst is of_src else of_dst.positions(idtype, device)
@@ -137,47 +107,34 @@ def loops(part: Part) -> torch.Tensor:
     return source == destination
 
 
-def without_loops(part: Part, of_all: torch.Tensor) -> tuple[Part, torch.Tensor]:
-    """The part without its loops, of the whole graph without any; DGL's ids of what is left.
+def remove_self_loops(part: Part, of_all: torch.Tensor) -> tuple[Part, torch.Tensor]:
+    """The part without its loops, of the whole graph without any, and the old number of each edge.
 
-    Parameters
-    ----------
-    part : Part
-    of_all : Tensor, int64, shape (n,)
-        Ids in the whole graph of all ranks' loops, sorted.
-
-    Returns
-    -------
-    Part
-    Tensor, int64, shape (num_edges of it,)
-        What each of its edges was.
+    ``of_all`` has the ids in the whole graph of all ranks' loops, sorted.
     """
     gone = loops(part)
-    kept = (~gone).nonzero().squeeze(1)
+    remaining = (~gone).nonzero().squeeze(1)
     indptr, indices, _ = part.relation.csc()
     before = torch.cat([gone.new_zeros(1, dtype=torch.int64), gone.cumsum(0)])
-    edges = part.edges[kept]
+    edges = part.edges[remaining]
     lost = torch.bincount(indices[gone], minlength=part.num_own_src).to(indptr.dtype)
     left = replace(
         part,
         relation=_with_edges(
-            part.relation, indptr - before[indptr.long()].to(indptr.dtype), indices[kept]
+            part.relation, indptr - before[indptr.long()].to(indptr.dtype), indices[remaining]
         ),
         edges=edges - torch.searchsorted(of_all, edges),
         out_degrees=part.out_degrees - lost,
         num_whole_edges=part.num_whole_edges - len(of_all),
     )
-    return left, kept
+    return left, remaining
 
 
-def with_loops(part: Part) -> tuple[Part, torch.Tensor]:
-    """The part with one loop more at each node, whose ids follow on all of the whole graph's.
+def add_self_loops(part: Part) -> tuple[Part, torch.Tensor]:
+    """The part with a loop more at each node, and the old number of each of its edges.
 
-    Returns
-    -------
-    Part
-    Tensor, int64, shape (num_edges of it,)
-        What each of its edges was; from ``num_edges`` on, the loops of own nodes.
+    Ids of loops follow on all others.  Old numbers from ``num_edges`` on are the loops of own
+    nodes.
     """
     indptr, indices, _ = part.relation.csc()
     nodes = torch.arange(part.num_own_dst, dtype=indptr.dtype, device=indptr.device)

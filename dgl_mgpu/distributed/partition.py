@@ -91,13 +91,7 @@ def _shifted(bits: torch.Tensor, places: int) -> torch.Tensor:
 
 
 def fingerprint(src: torch.Tensor, dst: torch.Tensor) -> int:
-    """A number that other edges, or the same in another order, are most unlikely to have.
-
-    Parameters
-    ----------
-    src, dst : Tensor, int32 or int64, shape (num_edges,)
-        Ends of the edges, by edge id.
-    """
+    """A number that other edges, or the same in another order of ids, are most unlikely to have."""
     total = torch.zeros((), dtype=torch.int64, device=src.device)
     numbers = torch.arange(min(len(src), _STRETCH), device=src.device) * _STEP
     for low in range(0, len(src), _STRETCH):
@@ -114,15 +108,9 @@ def fingerprint(src: torch.Tensor, dst: torch.Tensor) -> int:
 
 
 def balanced_bounds(in_degrees: torch.Tensor, num_ranks: int) -> tuple[int, ...]:
-    """Cut nodes, in their order, into ranges with about the same numbers of in-edges and nodes.
+    """Cut nodes into ranges of about equal numbers of in-edges and nodes; degrees are by position.
 
     MGG, algorithm 1, where a node counts as one edge more: rows without edges are work as well.
-
-    Parameters
-    ----------
-    in_degrees : Tensor, shape (num_nodes,)
-        Of the node at each position.
-    num_ranks : int
     """
     work = in_degrees.long().cumsum(0) + torch.arange(
         1, len(in_degrees) + 1, device=in_degrees.device

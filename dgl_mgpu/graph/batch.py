@@ -13,21 +13,14 @@ from dgl import ndarray as nd
 from dgl.graph_index import GraphIndex
 from dgl.heterograph_index import HeteroGraphIndex
 
-from dgl_mgpu.graph.arrays import as_tensor
-from dgl_mgpu.graph.dispatch import TensorBacked
+from dgl_mgpu.graph.dispatch import TensorBacked, as_tensor
 from dgl_mgpu.graph.errors import InvalidCallError
 from dgl_mgpu.graph.index import GraphSchema, TensorIndex
 from dgl_mgpu.graph.relation import Coo, Relation, ranges
 
 
 def joint_union(metagraph: GraphIndex, indexes: Sequence[TensorIndex]) -> TensorIndex:
-    """The edges of several graphs on the same nodes: ``_CAPI_DGLHeteroJointUnion``.
-
-    Raises
-    ------
-    InvalidCallError
-        If graphs differ in their numbers of nodes, in the ids' dtype or in the device.
-    """
+    """The edges of several graphs on the same nodes: ``_CAPI_DGLHeteroJointUnion``."""
     _check_alike("join graphs", indexes)
     first = indexes[0]
     if any(index._num_nodes != first._num_nodes for index in indexes):
@@ -44,15 +37,7 @@ def joint_union(metagraph: GraphIndex, indexes: Sequence[TensorIndex]) -> Tensor
 
 
 def disjoint_union(metagraph: GraphIndex, indexes: Sequence[TensorIndex]) -> TensorIndex:
-    """Several graphs as one, their nodes and edges one graph after the other.
-
-    ``_CAPI_DGLHeteroDisjointUnion_v2``.
-
-    Raises
-    ------
-    InvalidCallError
-        If graphs differ in the ids' dtype or in the device.
-    """
+    """Several graphs as one, graph after graph: ``_CAPI_DGLHeteroDisjointUnion_v2``."""
     _check_alike("put graphs into a batch", indexes)
     schema, device = GraphSchema(metagraph), indexes[0].device
     sizes = [index._num_nodes for index in indexes]
@@ -74,17 +59,17 @@ def disjoint_union(metagraph: GraphIndex, indexes: Sequence[TensorIndex]) -> Ten
 
 
 def _check_alike(asked: str, indexes: Sequence[HeteroGraphIndex]) -> None:
-    found = {
+    kinds_of_ids = {
         (index.idtype, index.device)
         if isinstance(index, TensorIndex)
         else (getattr(torch, index.dtype), torch.device("cpu"))
         for index in indexes
     }
-    if len(found) > 1:
+    if len(kinds_of_ids) > 1:
         raise InvalidCallError(
             asked,
             "they have ids of "
-            + " and ".join(sorted(f"{dtype} on {device}" for dtype, device in found)),
+            + " and ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds_of_ids)),
             "convert all to the same dtype and device, with g.int() or g.long() and g.to()",
         )
     kinds = {(index.number_of_ntypes(), index.number_of_etypes()) for index in indexes}
@@ -104,12 +89,7 @@ def _joined(parts: Iterable[Relation]) -> Coo:
 def disjoint_partition(index: TensorIndex, num_nodes: Any, num_edges: Any) -> list[TensorIndex]:
     """The graphs of a batch: ``_CAPI_DGLHeteroDisjointPartitionBySizes_v2``.
 
-    Parameters
-    ----------
-    index : TensorIndex
-    num_nodes, num_edges : array, int64
-        Numbers of nodes of every type, and of edges of every type, of every graph; types come
-        one after the other.
+    Arrays, int64, have the number in every graph for the first type, then for the next one.
     """
     nodes = as_tensor(num_nodes).view(index.schema.num_ntypes, -1).tolist()
     edges = as_tensor(num_edges).view(len(index.schema.ends), -1).tolist()
@@ -132,13 +112,8 @@ def slice_index(
 ) -> TensorIndex:
     """One graph of a batch: ``_CAPI_DGLHeteroSlice``.
 
-    Parameters
-    ----------
-    index : TensorIndex
-    num_nodes, start_nid : array, int64
-        For every node type, how many there are in the graph and the first's id in the batch.
-    num_edges, start_eid : array, int64
-        The same for edges.
+    Arrays, int64, say of every type how many there are in the graph, and the first's id in the
+    batch.
     """
     arrays = (num_nodes, start_nid, num_edges, start_eid)
     return _sliced(index, *(as_tensor(array).tolist() for array in arrays))
@@ -164,18 +139,10 @@ def _sliced(
 
 @dataclass
 class FlattenedIndex(TensorBacked):
-    """Several relations as one, and where its nodes and edges come from.
+    """Several relations as one, with the type and id that each node and edge had.
 
-    Attributes
-    ----------
-    graph : TensorIndex
-        Of one node type where sources and destinations have the same types, else of two.
-    induced_srctype, induced_srcid, induced_dsttype, induced_dstid : Tensor, int64
-        Type and id of every source and destination node.
-    induced_etype, induced_eid : Tensor, of the ids' dtype
-        Type and id of every edge.
-    induced_srctype_set, induced_dsttype_set, induced_etype_set : NDArray
-        The types in question, on the CPU.
+    Of one node type where sources and destinations have the same types, else of two.  Types and ids
+    of nodes are int64, of edges of the ids' dtype; sets of types are on the CPU.
     """
 
     graph: TensorIndex
@@ -236,7 +203,7 @@ class _NodeTypes:
 def _numbered(
     types: list[int], sizes: list[int], device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Type of each of so many things of each type, and its number among them; int64."""
+    """Type of each of so many items of each type, and its number among them; int64."""
     total = sum(sizes)
     counts = torch.tensor(sizes, device=device)
     of_type = torch.tensor(types, device=device).repeat_interleave(counts, output_size=total)

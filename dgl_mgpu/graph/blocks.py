@@ -16,7 +16,7 @@ from dgl.base import EID, NID
 from dgl.frame import Column, Frame, Scheme
 from dgl.heterograph import DGLBlock, DGLGraph
 
-from dgl_mgpu.graph.arrays import as_tensor
+from dgl_mgpu.graph.dispatch import as_tensor
 from dgl_mgpu.graph.errors import InvalidCallError
 from dgl_mgpu.graph.index import GraphSchema, TensorIndex
 from dgl_mgpu.graph.relation import Compressed, Coo, Relation
@@ -39,11 +39,8 @@ def graph_to_block(
 ) -> DGLBlock:
     """``dgl.to_block`` of a graph made of tensors.
 
-    Raises
-    ------
-    InvalidCallError
-        If an edge ends at a node that is not among ``dst_nodes``, or begins at one that is not
-        among ``src_nodes``.
+    Raises `InvalidCallError` if an edge ends at a node that is not among ``dst_nodes``, or begins
+    at one that is not among ``src_nodes``.
     """
     index: TensorIndex = g._graph
     if dst_nodes is None:
@@ -63,30 +60,11 @@ def to_block(
     include_dst_in_src: bool,
     src_nodes: Sequence[torch.Tensor],
 ) -> tuple[TensorIndex, list[torch.Tensor], list[torch.Tensor]]:
-    """``_CAPI_DGLToBlock``.
+    """``_CAPI_DGLToBlock``, which raises as `graph_to_block`.
 
-    Parameters
-    ----------
-    dst_nodes : list of Tensor
-        For every node type, the nodes that are destinations.
-    include_dst_in_src : bool
-        Whether they are sources too, the first ones.
-    src_nodes : list of Tensor
-        The sources of every node type; empty to have them found.
-
-    Returns
-    -------
-    index : TensorIndex
-    sources : list of Tensor
-        Of every node type: found ones in the order of their first occurrence.
-    induced_edges : list of Tensor
-        For every edge type, the ids of its edges.
-
-    Raises
-    ------
-    InvalidCallError
-        If an edge ends at a node that is not among ``dst_nodes``, or begins at one that is not
-        among ``src_nodes``.
+    Nodes are given by type; without ``src_nodes`` the sources are found, in the order of their
+    first occurrence and, with ``include_dst_in_src``, after the destinations.  Returns the block,
+    its sources of every node type, and the ids of its edges of every type.
     """
     targets = [as_tensor(nodes) for nodes in dst_nodes]
     given = [as_tensor(nodes) for nodes in src_nodes]
@@ -132,17 +110,17 @@ def _relabel(
         incoming = {n: edges[n].col for n, (_, dst) in enumerate(ends) if dst == ntype}
         if include_dst_in_src and not given:
             # Destinations are all known, so the first new nodes are sources.
-            found, numbers = _number(nodes, [*incoming.values(), *outgoing.values()])
+            unique, numbers = _number(nodes, [*incoming.values(), *outgoing.values()])
             by_col, by_row = numbers[: len(incoming)], numbers[len(incoming) :]
         else:
-            found, by_row = _number(given[ntype] if given else nodes[:0], [*outgoing.values()])
+            unique, by_row = _number(given[ntype] if given else nodes[:0], [*outgoing.values()])
             _, by_col = _number(nodes, [*incoming.values()])
-        sources.append(given[ntype] if given else found)
+        sources.append(given[ntype] if given else unique)
         rows.update(zip(outgoing, by_row, strict=True))
         cols.update(zip(incoming, by_col, strict=True))
     local = [Coo(rows[n], cols[n]) for n in range(len(edges))]
     sizes = [(sources[src].numel(), targets[dst].numel()) for src, dst in ends]
-    facts = torch.stack([_facts(*each) for each in zip(local, sizes, strict=True)]).tolist()
+    facts = torch.stack(list(map(_facts, local, sizes))).tolist()
     relations = []
     for whole, coo, size, (no_source, no_target, grouped) in zip(
         edges, local, sizes, facts, strict=True
@@ -163,8 +141,8 @@ def _number(
     """Nodes and what the ends of edges add to them; the number of each end."""
     if not ends:
         return nodes, []
-    found, numbers = append_unique(nodes, ends[0] if len(ends) == 1 else torch.cat(ends))
-    return found, numbers.split([len(each) for each in ends])
+    unique, numbers = append_unique(nodes, ends[0] if len(ends) == 1 else torch.cat(ends))
+    return unique, numbers.split([len(end) for end in ends])
 
 
 def _facts(local: Coo, size: tuple[int, int]) -> torch.Tensor:
@@ -190,14 +168,7 @@ def _bounds(cols: torch.Tensor, num_dst: int) -> torch.Tensor:
 
 
 class BlockTypes:
-    """Makes blocks of one set of node and edge types.
-
-    Parameters
-    ----------
-    ntypes : sequence of str
-    canonical_etypes : sequence of (str, str, str)
-        Of the graph that is sampled.
-    """
+    """Makes blocks of graphs with these node and edge types."""
 
     def __init__(self, ntypes: Sequence[str], canonical_etypes: Sequence[CanonicalEtype]) -> None:
         numbers = {ntype: number for number, ntype in enumerate(ntypes)}
@@ -220,27 +191,16 @@ class BlockTypes:
         eids: Sequence[torch.Tensor],
         parent: DGLGraph | None = None,
     ) -> DGLBlock:
-        """A block, with the ids of its nodes and edges, and with the features they have.
-
-        Parameters are those of :meth:`BlankBlock.filled` and of :meth:`blank`.
-        """
+        """A block with the original ids of its nodes and edges, and with ``parent``'s features."""
         ids = src_nodes[0]
-        return self.blank(ids.dtype, ids.device, parent).filled(
-            relations, src_nodes, dst_nodes, eids
-        )
+        return self.blank(ids.dtype, ids.device, parent).fill(relations, src_nodes, dst_nodes, eids)
 
     def blank(
         self, idtype: torch.dtype, device: torch.device, parent: DGLGraph | None = None
     ) -> BlankBlock:
-        """A block whose nodes and edges are to be known later.
+        """A block whose nodes and edges, with ids on ``device``, are filled in later.
 
-        Parameters
-        ----------
-        idtype : torch.dtype
-        device : torch.device
-            Where its ids will be.
-        parent : DGLGraph, optional
-            Whose features the block has; they are gathered when they are first looked at.
+        It has the features of ``parent``, which are gathered when they are first looked at.
         """
         node_frames = [_BlankFrame(NID, idtype) for _ in range(self._schema.num_ntypes)]
         edge_frames = [_BlankFrame(EID, idtype) for _ in self.ends]
@@ -252,38 +212,28 @@ class BlockTypes:
         block = DGLBlock.__new__(DGLBlock)
         block.__dict__ = {
             **self._attributes,
-            "_node_frames": [each.frame for each in node_frames],
-            "_edge_frames": [each.frame for each in edge_frames],
+            "_node_frames": [frame.frame for frame in node_frames],
+            "_edge_frames": [frame.frame for frame in edge_frames],
         }
         return BlankBlock(block, self._schema, node_frames + edge_frames)
 
 
 class BlankBlock:
-    """A block but for its nodes and edges, which may take a GPU a while to find."""
+    """A block except for its nodes and edges, which may take a GPU a while to find."""
 
     def __init__(self, block: DGLBlock, schema: GraphSchema, frames: Sequence[_BlankFrame]) -> None:
         self._block, self._schema = block, schema
         #: Of its node types, sources first, and of its edge types.
         self._frames = frames
 
-    def filled(
+    def fill(
         self,
         relations: Sequence[Relation],
         src_nodes: Sequence[torch.Tensor],
         dst_nodes: Sequence[torch.Tensor],
         eids: Sequence[torch.Tensor],
     ) -> DGLBlock:
-        """The block, of these nodes and edges; for one call.
-
-        Parameters
-        ----------
-        relations : sequence of Relation
-            One an edge type.
-        src_nodes, dst_nodes : sequence of Tensor
-            Ids in the graph that is sampled, one tensor a node type.
-        eids : sequence of Tensor
-            One an edge type.
-        """
+        """The block with these nodes and edges, one tensor a type; for one call."""
         ids_of_all = (*src_nodes, *dst_nodes, *eids)
         counts = [frame.fill(ids) for frame, ids in zip(self._frames, ids_of_all, strict=True)]
         num_nodes = counts[: self._schema.num_ntypes]
@@ -292,12 +242,7 @@ class BlankBlock:
 
 
 class _BlankFrame:
-    """``Frame({name: ids})``, in a third of its time, and the ids of its rows left open.
-
-    Attributes
-    ----------
-    frame : Frame
-    """
+    """``Frame({name: ids})``, in a third of its time, with the ids of its rows left open."""
 
     __slots__ = ("_ids", "_nested", "_others", "_sliced", "frame")
 
@@ -345,7 +290,6 @@ class _BlankFrame:
         frame._columns = {**rows, **frame._columns}
 
     def fill(self, ids: torch.Tensor) -> int:
-        """Give the frame its ids, and return how many there are."""
         self._ids.storage = ids
         for column in self._sliced:
             column.index = ids
@@ -365,7 +309,6 @@ def _block_types(
 
 
 def block_types(ntypes: Sequence[str], canonical_etypes: Sequence[CanonicalEtype]) -> BlockTypes:
-    """What makes blocks of graphs with these types."""
     return _block_types(tuple(ntypes), tuple(canonical_etypes))
 
 

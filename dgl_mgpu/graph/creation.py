@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -11,18 +12,17 @@ from dgl._ffi.runtime_ctypes import DGLContext
 from dgl.graph_index import GraphIndex
 from dgl.heterograph_index import HeteroGraphIndex
 
+from dgl_mgpu.graph.dispatch import as_tensor
 from dgl_mgpu.graph.errors import InvalidCallError
 from dgl_mgpu.graph.index import GraphSchema, TensorIndex
 from dgl_mgpu.graph.relation import FORMATS, Compressed, Coo, Relation, Unnumbered
 
 
-def as_tensor(array: Any) -> torch.Tensor:
-    """An argument of a C function as a tensor: NDArrays come from the CPU."""
-    return array if isinstance(array, torch.Tensor) else F.zerocopy_from_dgl_ndarray(array)
-
-
-def _formats(formats: Sequence[str]) -> tuple[str, ...]:
-    return tuple(name for name in FORMATS if name in {given.strip() for given in formats})
+def _single(relation: Relation, num_ntypes: int, formats: Sequence[str]) -> TensorIndex:
+    wanted = {name.strip() for name in formats}
+    if not wanted.issuperset(FORMATS):
+        relation = relation.with_formats(tuple(name for name in FORMATS if name in wanted))
+    return TensorIndex.single(relation, num_ntypes)
 
 
 def create_from_coo(
@@ -37,11 +37,7 @@ def create_from_coo(
 ) -> TensorIndex:
     """An index of one relation from its edges; formats are sorted when they are made."""
     _check_ids(row, col)
-    relation = Relation(num_src, num_dst, coo=Coo(row, col))
-    formats = _formats(formats)
-    if formats != FORMATS:
-        relation = relation.with_formats(formats)
-    return TensorIndex.single(relation, num_ntypes)
+    return _single(Relation(num_src, num_dst, coo=Coo(row, col)), num_ntypes, formats)
 
 
 def create_from_csr(
@@ -67,10 +63,7 @@ def create_from_csr(
     matrix = Compressed(indptr, indices, ids) if ids.numel() else Unnumbered(indptr, indices, None)
     held = {"csc" if transpose else "csr": matrix}
     relation = Relation(num_src, num_dst, **held)  # type: ignore[arg-type]
-    formats = _formats(formats)
-    if formats != FORMATS:
-        relation = relation.with_formats(formats)
-    return TensorIndex.single(relation, num_ntypes)
+    return _single(relation, num_ntypes, formats)
 
 
 def _check_ids(first: torch.Tensor, second: torch.Tensor) -> None:
@@ -116,16 +109,5 @@ def adjacency(
     return arrays.__getitem__
 
 
-def metagraph(index: TensorIndex) -> GraphIndex:
-    """The index's metagraph."""
-    return index.metagraph
-
-
-def context(index: TensorIndex) -> DGLContext:
-    """The index's device, as DGL writes it."""
-    return index.ctx
-
-
-def dtype(index: TensorIndex) -> str:
-    """The name of the ids' dtype."""
-    return index.dtype
+#: What DGL asks an index for by a function: its metagraph, its device and its ids' dtype.
+metagraph, context, dtype = map(attrgetter, ("metagraph", "ctx", "dtype"))

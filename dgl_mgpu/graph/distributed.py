@@ -29,7 +29,7 @@ class DistributedGraphIndex(TensorIndex):
     """
 
     @abstractmethod
-    def refuse_to_be_kept(self) -> NoReturn:
+    def refuse_to_copy(self) -> NoReturn:
         """Raise for whoever copies it, or writes it to a file."""
 
     @abstractmethod
@@ -55,51 +55,39 @@ class DistributedGraphIndex(TensorIndex):
         """Of a relation's edges, in the whole graph."""
 
     @abstractmethod
-    def without_loops(self, etype: int) -> tuple[DistributedGraphIndex, torch.Tensor]:
+    def remove_self_loops(self, etype: int) -> tuple[DistributedGraphIndex, torch.Tensor]:
         """The graph without a relation's loops, and what each of its edges was."""
 
     @abstractmethod
-    def with_loops(self, etype: int) -> tuple[DistributedGraphIndex, torch.Tensor]:
+    def add_self_loops(self, etype: int) -> tuple[DistributedGraphIndex, torch.Tensor]:
         """The graph with a loop more at each node, and what each of a relation's edges was.
 
         Loops are numbered behind all others of this process's edges.
         """
 
     @abstractmethod
-    def of_sources(self, rows: torch.Tensor) -> torch.Tensor:
+    def gather_src(self, rows: torch.Tensor) -> torch.Tensor:
         """From a row for each node of the only relation's source type, one for each edge."""
 
     @abstractmethod
-    def of_destinations(self, rows: torch.Tensor) -> torch.Tensor:
+    def gather_dst(self, rows: torch.Tensor) -> torch.Tensor:
         """From a row for each node of the only relation's destination type, one for each edge."""
 
     @abstractmethod
     def edges_to(self, nodes: torch.Tensor, degree: int) -> torch.Tensor:
-        """The only relation's edges to nodes that have ``degree`` of them each.
-
-        In the order of their ids; int64, shape (len(nodes), degree).
+        """The only relation's edges to nodes of in-degree ``degree``, int64, shape (len(nodes),
+        degree).
         """
 
     @abstractmethod
-    def from_all(self, rows: torch.Tensor) -> torch.Tensor:
+    def all_gather(self, rows: torch.Tensor) -> torch.Tensor:
         """What every process passed, of one shape, stacked: shape (processes, \\*shape).
 
         The gradient is the sum of all processes' gradients.
         """
 
     def readout(self, rows: torch.Tensor, op: str) -> torch.Tensor:
-        """What all processes' rows amount to.
-
-        Parameters
-        ----------
-        rows : Tensor, floating point, shape (n, \\*shape)
-        op : {'sum', 'mean', 'max', 'min'}
-
-        Returns
-        -------
-        Tensor, shape (1, \\*shape)
-            Where there are no rows at all, 0.
-        """
+        """The sum, mean, max or min of all processes' rows; shape (1, \\*shape), 0 of no rows."""
         if op not in ("sum", "mean", "max", "min") or not rows.is_floating_point():
             raise UnsupportedByPartitionError(
                 f"read out rows of {rows.dtype} of a partitioned graph by {op!r}",
@@ -112,13 +100,13 @@ class DistributedGraphIndex(TensorIndex):
                 mine = rows.sum(0) + (-torch.inf if op == "max" else torch.inf)
             else:
                 mine = getattr(rows, op)(0).values
-            found = getattr(self.from_all(mine), op)(0, keepdim=True).values
-            return found.masked_fill(found.isinf(), 0)
-        total = self.from_all(rows.sum(0)).sum(0, keepdim=True)
+            extreme = getattr(self.all_gather(mine), op)(0, keepdim=True).values
+            return extreme.masked_fill(extreme.isinf(), 0)
+        total = self.all_gather(rows.sum(0)).sum(0, keepdim=True)
         if op == "sum":
             return total
         count = torch.tensor(len(rows), dtype=torch.float64, device=rows.device)
-        return (total / self.from_all(count).sum().clamp(min=1)).to(total.dtype)
+        return (total / self.all_gather(count).sum().clamp(min=1)).to(total.dtype)
 
     def softmax(self, rows: torch.Tensor) -> torch.Tensor:
         """Rows' softmax over all processes' rows."""
@@ -126,7 +114,7 @@ class DistributedGraphIndex(TensorIndex):
         return raised / self.readout(raised, "sum")
 
 
-class _WidthsOfNone(TorchFunctionMode):
+class _EmptyViews(TorchFunctionMode):
     """Views of no rows, of which one size is left to be found (-1), have rows of the same width.
 
     Of no elements torch finds no size, and refuses on one rank what it does on the others.
@@ -138,14 +126,14 @@ class _WidthsOfNone(TorchFunctionMode):
             sizes = sizes[0] if isinstance(sizes[0], Sequence) else sizes
             if -1 in sizes[1:] and sizes[0] == 0 and rows.dim() and not len(rows):
                 known = math.prod(size for size in sizes[1:] if size != -1)
-                found = math.prod(rows.shape[1:]) // max(known, 1)
-                args = rows, [found if size == -1 else size for size in sizes]
+                inferred = math.prod(rows.shape[1:]) // max(known, 1)
+                args = rows, [inferred if size == -1 else size for size in sizes]
         return func(*args, **(kwargs or {}))
 
 
-def widths_of_none(counts: Iterable[int]) -> contextlib.AbstractContextManager:
-    """For what works on so many rows: where there are none, views of them are as elsewhere."""
-    return contextlib.nullcontext() if all(counts) else _WidthsOfNone()
+def allow_empty_views(counts: Iterable[int]) -> contextlib.AbstractContextManager:
+    """A context in which, where there are no rows of some kind, views of them are as elsewhere."""
+    return contextlib.nullcontext() if all(counts) else _EmptyViews()
 
 
 class _Columns(Mapping):
@@ -165,7 +153,7 @@ class _Columns(Mapping):
         return len(self._of_nodes)
 
 
-class _SpreadEdges(EdgeBatch):
+class _PartitionedEdges(EdgeBatch):
     """Edges whose sources may be other processes' nodes."""
 
     def edges(self) -> NoReturn:
@@ -176,12 +164,12 @@ class _SpreadEdges(EdgeBatch):
         )
 
 
-def of_edges(
+def apply_edge_udf(
     graph: DGLGraph, function: Callable[[EdgeBatch], Any], eid: Any, etype: Any, orig_eid: Any
 ) -> Any:
     """What a user's function makes of edges, those of ``eid`` or all."""
     batch = _edge_batch(graph, eid, etype, orig_eid)
-    with widths_of_none([len(batch)]):
+    with allow_empty_views([len(batch)]):
         return function(batch)
 
 
@@ -200,27 +188,27 @@ def _edge_batch(graph: DGLGraph, eid: Any, etype: Any, orig_eid: Any) -> EdgeBat
     def of(ends: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
         return ends if whole else lambda rows: ends(rows)[ids.long()]
 
-    return _SpreadEdges(
+    return _PartitionedEdges(
         graph,
         ids if orig_eid is None else orig_eid,
         etype,
-        _Columns(graph._node_frames[src], of(index.of_sources)),
+        _Columns(graph._node_frames[src], of(index.gather_src)),
         edges,
-        _Columns(graph._node_frames[dst], of(index.of_destinations)),
+        _Columns(graph._node_frames[dst], of(index.gather_dst)),
     )
 
 
-def without_loops(graph: DGLGraph, etype: Any) -> DGLGraph:
+def remove_self_loops(graph: DGLGraph, etype: Any) -> DGLGraph:
     """``dgl.remove_self_loop``."""
     number = graph.get_etype_id(etype)
-    index, kept = graph._graph.without_loops(number)
-    return _with_edges(graph, index, number, graph._edge_frames[number].subframe(kept))
+    index, remaining = graph._graph.remove_self_loops(number)
+    return _with_edges(graph, index, number, graph._edge_frames[number].subframe(remaining))
 
 
-def with_loops(graph: DGLGraph, data: Mapping[str, torch.Tensor], etype: Any) -> DGLGraph:
+def add_self_loops(graph: DGLGraph, data: Mapping[str, torch.Tensor], etype: Any) -> DGLGraph:
     """The graph with a loop more at each node, and features of these."""
     number = graph.get_etype_id(etype)
-    index, order = graph._graph.with_loops(number)
+    index, order = graph._graph.add_self_loops(number)
     frame = graph._edge_frames[number].clone()
     if data:
         frame.append(data)
@@ -233,20 +221,20 @@ def _with_edges(
     graph: DGLGraph, index: DistributedGraphIndex, number: int, edges: Frame
 ) -> DGLGraph:
     """A graph of which one relation has other edges."""
-    found = graph.local_var()
+    changed = graph.local_var()
     edges.update_column(EID, index.edge_ids(number))
-    found._graph = index
-    found._edge_frames[number] = edges
-    return found
+    changed._graph = index
+    changed._edge_frames[number] = edges
+    return changed
 
 
-def reduced(
+def apply_reduce_udf(
     graph: DGLGraph,
     function: Callable[[NodeBatch], Mapping[str, torch.Tensor]],
     messages: Mapping[str, torch.Tensor],
     node_ids: torch.Tensor | None,
 ) -> Frame:
-    """What a user's function makes of nodes' messages, nodes of one degree at a time.
+    """The result of a user's function for nodes' messages, nodes of one degree at a time.
 
     Where no node has any, the function gets no nodes with one message each: so its results have
     their columns, and come from its messages, on every process.
@@ -264,13 +252,13 @@ def reduced(
         mailbox = {key: rows[edges] for key, rows in messages.items()}
         batch = NodeBatch(graph, node_ids[nodes], ntype, of_nodes.subframe(nodes), msgs=mailbox)
         groups.append(nodes)
-        with widths_of_none([len(nodes)]):
+        with allow_empty_views([len(nodes)]):
             results.append(function(batch))
-    found = Frame(num_rows=len(degrees))
-    found._initializers = of_nodes._initializers
-    found._default_initializer = of_nodes._default_initializer
-    found.update_row(
+    results_frame = Frame(num_rows=len(degrees))
+    results_frame._initializers = of_nodes._initializers
+    results_frame._default_initializer = of_nodes._default_initializer
+    results_frame.update_row(
         torch.cat(groups),
         {key: torch.cat([result[key] for result in results]) for key in results[0]},
     )
-    return found
+    return results_frame

@@ -7,6 +7,7 @@ place below DGLGraph and overrides the methods of `HeteroGraphIndex` one by one.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
 
@@ -28,16 +29,7 @@ _context = cache(to_dgl_context)
 
 
 class GraphSchema:
-    """Node and edge types of an index, by number: DGL's metagraph and what is read from it often.
-
-    Attributes
-    ----------
-    metagraph : GraphIndex
-        A C++ object, on the CPU.
-    num_ntypes : int
-    ends : list of (int, int)
-        Source and destination type of every edge type.
-    """
+    """Node and edge types of an index, by number: DGL's metagraph, and what is read of it often."""
 
     def __init__(self, metagraph: GraphIndex) -> None:
         self.metagraph = metagraph
@@ -45,10 +37,11 @@ class GraphSchema:
         self.ends: list[tuple[int, int]] = [
             metagraph.find_edge(etype) for etype in range(metagraph.num_edges())
         ]
+        #: Whether there is one relation, and no node type that is not in it.
+        self.is_single = len(self.ends) == 1 and self.num_ntypes == len(set(self.ends[0]))
 
     @classmethod
     def of(cls, num_ntypes: int, ends: Sequence[tuple[int, int]]) -> GraphSchema:
-        """A schema from numbers."""
         return cls(from_coo(num_ntypes, [s for s, _ in ends], [d for _, d in ends], True))
 
     @cached_property
@@ -80,16 +73,7 @@ def single_schema(num_ntypes: int) -> GraphSchema:
 
 
 class TensorIndex(HeteroGraphIndex, TensorBacked):
-    """A heterogeneous graph whose relations are tensors on one device.
-
-    Parameters
-    ----------
-    schema : Schema
-    num_nodes : list of int
-        Nodes of each type.
-    relations : list of Relation
-        One an edge type.
-    """
+    """A heterogeneous graph whose relations, one an edge type, are tensors on one device."""
 
     def __new__(cls, *arguments: Any) -> TensorIndex:
         return HeteroGraphIndex.__new__(cls)
@@ -111,14 +95,7 @@ class TensorIndex(HeteroGraphIndex, TensorBacked):
 
     @classmethod
     def from_dgl(cls, index: HeteroGraphIndex, device: torch.device | str) -> TensorIndex:
-        """Copy DGL's index, with the formats it has, to a device.
-
-        Parameters
-        ----------
-        index : HeteroGraphIndex
-            On the CPU.
-        device : torch.device
-        """
+        """Copy DGL's index, which is on the CPU, with the formats it has, to a device."""
         schema = GraphSchema(index.metagraph)
         relations = [
             _from_unit_graph(index.get_relation_graph(etype), torch.device(device))
@@ -177,23 +154,15 @@ class TensorIndex(HeteroGraphIndex, TensorBacked):
         return len(self.relations)
 
     @property
-    def is_single(self) -> bool:
-        """Whether there is one relation, and no node type that is not in it."""
-        ends = self.schema.ends
-        return len(ends) == 1 and self.schema.num_ntypes == len(set(ends[0]))
-
-    @property
     def dtype(self) -> str:
         return "int32" if self.idtype == torch.int32 else "int64"
 
     @property
     def idtype(self) -> torch.dtype:
-        """int32 or int64."""
         return self.relations[0].idtype
 
     @property
     def device(self) -> torch.device:
-        """Where the tensors are."""
         return self.relations[0].device
 
     @property
@@ -225,11 +194,10 @@ class TensorIndex(HeteroGraphIndex, TensorBacked):
     def add_nodes(self, ntype: int, num: int) -> None:
         raise DGLError("A graph index cannot be changed; use dgl.add_nodes")
 
-    def add_edge(self, etype: int, u: int, v: int) -> None:
-        raise DGLError("A graph index cannot be changed; use dgl.add_edges")
-
     def add_edges(self, etype: int, u: Any, v: Any) -> None:
         raise DGLError("A graph index cannot be changed; use dgl.add_edges")
+
+    add_edge = add_edges
 
     def clear(self) -> None:
         raise DGLError("A graph index cannot be changed; make a new graph")
@@ -262,7 +230,7 @@ class TensorIndex(HeteroGraphIndex, TensorBacked):
         return TensorIndex(self.schema, self._num_nodes, [r.to(device) for r in self.relations])
 
     def pin_memory(self) -> HeteroGraphIndex:
-        raise DGLError(f"Cannot pin a graph on {self.device}: only graphs on the CPU can be")
+        return self.pin_memory_()
 
     def pin_memory_(self) -> HeteroGraphIndex:
         raise DGLError(f"Cannot pin a graph on {self.device}: only graphs on the CPU can be")
@@ -293,16 +261,15 @@ class TensorIndex(HeteroGraphIndex, TensorBacked):
 
     def formats(self, formats: str | Sequence[str] | None = None) -> Any:
         if formats is None:
-            allowed, created = self.relations[0].formats, self.relations[0].created
+            created = self.relations[0].created
+            allowed = [name for name in FORMATS if name in self.relations[0].formats]
             return {
-                "created": [name for name in FORMATS if name in allowed and name in created],
-                "not created": [
-                    name for name in FORMATS if name in allowed and name not in created
-                ],
+                "created": [name for name in allowed if name in created],
+                "not created": [name for name in allowed if name not in created],
             }
-        asked = {formats} if isinstance(formats, str) else set(formats)
-        kept = tuple(name for name in FORMATS if name in asked)
-        if not kept or len(kept) != len(asked):
+        wanted = {formats} if isinstance(formats, str) else set(formats)
+        kept = tuple(name for name in FORMATS if name in wanted)
+        if not kept or len(kept) != len(wanted):
             raise DGLError(f"Sparse format not recognized: {formats}; use {', '.join(FORMATS)}")
         return TensorIndex(
             self.schema, self._num_nodes, [r.with_formats(kept) for r in self.relations]
@@ -351,13 +318,9 @@ class TensorIndex(HeteroGraphIndex, TensorBacked):
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         u, v = torch.broadcast_tensors(u, v)
         start, counts, eids = self.relations[etype].edges_between(u, v)
-        found = eids[ranges(start, counts)]
-        size = found.numel()
-        return (
-            u.repeat_interleave(counts, output_size=size),
-            v.repeat_interleave(counts, output_size=size),
-            found,
-        )
+        eids = eids[ranges(start, counts)]
+        ends = [end.repeat_interleave(counts, output_size=eids.numel()) for end in (u, v)]
+        return ends[0], ends[1], eids
 
     def edge_ids_one(self, etype: int, u: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         u, v = torch.broadcast_tensors(u, v)
@@ -465,22 +428,10 @@ def _rebuild(
     return TensorIndex(GraphSchema(metagraph), num_nodes, relations)
 
 
+@dataclass(eq=False)
 class SubgraphIndex(TensorBacked):
-    """A part of a graph, with the ids its nodes and edges had there.
+    """A part of a graph, with the ids its nodes of each type and edges of each type had there."""
 
-    Attributes
-    ----------
-    graph : TensorIndex
-    induced_nodes, induced_edges : list of Tensor
-        One a node type, one an edge type.
-    """
-
-    def __init__(
-        self,
-        graph: TensorIndex,
-        induced_nodes: list[torch.Tensor],
-        induced_edges: list[torch.Tensor],
-    ) -> None:
-        self.graph = graph
-        self.induced_nodes = induced_nodes
-        self.induced_edges = induced_edges
+    graph: TensorIndex
+    induced_nodes: list[torch.Tensor]
+    induced_edges: list[torch.Tensor]

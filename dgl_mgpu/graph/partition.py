@@ -10,24 +10,14 @@ from typing import Any
 import torch
 
 from dgl_mgpu.errors import InvalidInputError
-from dgl_mgpu.graph.arrays import as_tensor
+from dgl_mgpu.graph.dispatch import as_tensor
 
 
 class NDArrayPartition:
     """Rows of an array, dealt out over parts.
 
-    Parameters
-    ----------
-    array_size, num_parts : int
-    mode : str
-        'remainder': row ``i`` is in part ``i % num_parts``; or 'range'.
-    part_ranges : Tensor or NDArray, int32 or int64, shape (num_parts + 1,)
-        With 'range', the first row of each part, and ``array_size``.
-
-    Raises
-    ------
-    InvalidInputError
-        If that is no partition.
+    In mode 'remainder', row ``i`` is in part ``i % num_parts``.  In mode 'range', ``part_ranges``
+    has the first row of each part, and ``array_size``.
     """
 
     def __init__(
@@ -64,15 +54,13 @@ class NDArrayPartition:
             )
 
     def num_parts(self) -> int:
-        """Parts."""
         return self._num_parts
 
     def array_size(self) -> int:
-        """Rows of all parts."""
         return self._array_size
 
     def get(self) -> NDArrayPartition:
-        """What DGL passes to C functions for a partition: none takes one."""
+        """What DGL passes to C functions for a partition; none takes one."""
         return self
 
     def get_local_indices(self, part: int, ctx: Any) -> torch.Tensor:
@@ -87,13 +75,13 @@ class NDArrayPartition:
         return self._starts[part + 1] - self._starts[part]
 
     def map_to_local(self, idxs: torch.Tensor) -> torch.Tensor:
-        """Which of its part's rows each row is."""
+        """The place of each row in its part."""
         if self._bounds is None:
             return idxs // self._num_parts
         return idxs - self._bounds.to(idxs.device)[self._owners(idxs).long()].to(idxs.dtype)
 
     def map_to_global(self, idxs: torch.Tensor, part_id: int) -> torch.Tensor:
-        """Which rows a part's rows are."""
+        """The rows at some places of a part."""
         self._check_part(part_id)
         if self._bounds is None:
             return idxs * self._num_parts + part_id
@@ -102,15 +90,8 @@ class NDArrayPartition:
     def generate_permutation(self, idxs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Sort rows by part, and count those of each.
 
-        Parameters
-        ----------
-        idxs : Tensor, int32 or int64, shape (n,)
-
-        Returns
-        -------
-        order : Tensor, as ``idxs``
-            The places in ``idxs`` of the rows of part 0, of part 1, …, each in their order.
-        counts : Tensor, int64, shape (num_parts,)
+        Returns the places in ``idxs`` of the rows of part 0, of part 1, …, each in their order; and
+        int64 counts, shape (num_parts,).
         """
         owners, order = torch.sort(self._owners(idxs), stable=True)
         parts = torch.arange(self._num_parts + 1, dtype=idxs.dtype, device=idxs.device)

@@ -1,10 +1,10 @@
 """Random numbers for what this package does in DGL's place, seeded by ``dgl.seed``.
 
-DGL has random engines of its own, which do not disturb torch's; so do we.  Where DGL was never
-seeded, torch's seed is taken: that of ``torch.manual_seed``, or one of torch's choice.
+As DGL's own engines, these do not disturb torch's.  Where DGL was never seeded, torch's seed is
+taken: that of ``torch.manual_seed``, or one of torch's choice.
 
-Mini-batches of a DataLoader have random numbers of their own (:class:`BatchDraws`), so that it does
-not matter when one is sampled.  What torch draws for them, as negative edges, is seeded by torch's
+Mini-batches of a DataLoader have random numbers of their own (`BatchDraws`), so that it does not
+matter when one is sampled.  What torch draws for them, such as negative edges, is seeded by torch's
 seed alone.
 """
 
@@ -18,18 +18,12 @@ from contextlib import contextmanager
 import torch
 
 from dgl_mgpu.errors import InvalidInputError
-from dgl_mgpu.graph.arrays import is_null
+from dgl_mgpu.graph.dispatch import is_null
 from dgl_mgpu.utils.fork_safe import freed_at_fork
 
 
 class _Sequences:
-    """Random sequences of one seed.
-
-    Parameters
-    ----------
-    seed : int, optional
-        Torch's by default.
-    """
+    """Random sequences of one seed, by default torch's."""
 
     def __init__(self, seed: int | None = None) -> None:
         self._lock = threading.Lock()
@@ -43,20 +37,20 @@ class _Sequences:
         return self._restarts, self._seed
 
     def restart(self, seed: int) -> None:
-        """Begin all anew, with another seed."""
+        """Start over with another seed."""
         with self._lock:
             self._seed, self._calls = seed, 0
             self._restarts += 1
-            for each in self._generators.values():
-                each.manual_seed(seed)
+            for generator in self._generators.values():
+                generator.manual_seed(seed)
 
     def generator(self, device: torch.device) -> torch.Generator:
         with self._lock:
-            found = self._generators.get(device)
-            if found is None:
-                found = torch.Generator(device).manual_seed(self._current_seed())
-                self._generators[device] = found
-            return found
+            generator = self._generators.get(device)
+            if generator is None:
+                generator = torch.Generator(device).manual_seed(self._current_seed())
+                self._generators[device] = generator
+            return generator
 
     def next_key(self) -> tuple[int, int]:
         with self._lock:
@@ -78,7 +72,7 @@ def _current() -> _Sequences:
 
 
 def set_seed(seed: int) -> None:
-    """Begin all random sequences anew: ``_CAPI_SetSeed``, beside DGL's own."""
+    """Start all random sequences over: ``_CAPI_SetSeed``, beside DGL's own."""
     seed = int(seed) & (1 << 64) - 1
     _common.restart(seed)
     _current().restart(seed)
@@ -100,18 +94,12 @@ def seeding() -> tuple[int, int | None]:
 
 
 class BatchDraws:
-    """Random numbers of the mini-batches of one pass over a DataLoader.
+    """Random numbers of the mini-batches of one pass over a DataLoader, sampled on a device.
 
     What is drawn for a batch depends on the seed, on how many passes and other calls there were
     since then and on the number of the batch, but on nothing that is drawn meanwhile.
-
-    Parameters
-    ----------
-    device : torch.device
-        Where batches are sampled.
-    torchs_seed : int
-        What torch's generator gave for this pass: the seed of what torch draws, and of all where
-        ``dgl.seed`` was never called.
+    ``torchs_seed`` is what torch's generator gave for this pass: the seed of what torch draws, and
+    of all where ``dgl.seed`` was never called.
     """
 
     def __init__(self, device: torch.device, torchs_seed: int) -> None:
@@ -124,7 +112,7 @@ class BatchDraws:
     def of_batch(self, number: int, *, with_torchs: bool = True) -> Iterator[None]:
         """Draw for batch ``number``, from 0.
 
-        With them, torch's own generators, of the CPU and of the device, draw for it too, and go on
+        Torch's own generators, of the CPU and of the device, then draw for it too, and go on
         afterwards where they were: torch draws negative edges, and no dropout shall depend on when.
         They are the process's; a thread that draws meanwhile gets numbers of the batch.
         """
@@ -132,16 +120,16 @@ class BatchDraws:
         torchs = [torch.default_generator] if with_torchs else []
         if with_torchs and self._device.type == "cuda":
             torchs.append(torch.cuda.default_generators[self._device.index])
-        states = [each.get_state() for each in torchs]
+        states = [torchs_generator.get_state() for torchs_generator in torchs]
         _local.of_batch = _Sequences(_digest(*self._key, number))
         try:
-            for each in torchs:
-                each.manual_seed(_digest(*self._torchs_key, number))
+            for torchs_generator in torchs:
+                torchs_generator.manual_seed(_digest(*self._torchs_key, number))
             yield
         finally:
             _local.of_batch = before
-            for each, state in zip(torchs, states, strict=True):
-                each.set_state(state)
+            for torchs_generator, state in zip(torchs, states, strict=True):
+                torchs_generator.set_state(state)
 
 
 def _digest(*numbers: int) -> int:
@@ -153,27 +141,11 @@ def _digest(*numbers: int) -> int:
 def choice(
     count: int, population: int, weights: torch.Tensor, replace: bool, bits: int
 ) -> torch.Tensor:
-    """Draw numbers below ``population``: ``_CAPI_Choice``.
+    """Draw numbers below ``population``, of 32 or 64 bits, in the order drawn: ``_CAPI_Choice``.
 
-    Parameters
-    ----------
-    count, population : int
-    weights : Tensor, float, shape (population,)
-        Not negative, of any sum; null for equal ones.
-    replace : bool
-        Whether a number can be drawn again.
-    bits : int
-        32 or 64, of the numbers.
-
-    Returns
-    -------
-    Tensor, int32 or int64, shape (count,)
-        In the order in which they are drawn, on the device of ``weights``.
-
-    Raises
-    ------
-    InvalidInputError
-        If there are not as many numbers to draw, or not as many of some weight.
+    Weights, of shape (population,), are not negative and of any sum; null for equal ones.  The
+    result is on their device.  Raises `InvalidInputError` if there are not as many numbers, of some
+    weight, to draw.
     """
     where = weights.device
     dtype = torch.int32 if bits == 32 else torch.int64

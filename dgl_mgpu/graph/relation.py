@@ -1,6 +1,6 @@
-"""One relation of a graph as tensors: its edges as COO, CSR and CSC, made when first asked for.
+"""One relation of a graph as tensors: its edges as COO, CSR and CSC, made on first use.
 
-What DGL keeps in C++ as a unit graph.  It runs on every device.
+Takes the place of DGL's C++ unit graph, on every device.
 """
 
 from __future__ import annotations
@@ -51,6 +51,10 @@ class Compressed(NamedTuple):
             self.indices.numel(), dtype=self.indices.dtype, device=self.indices.device
         )
 
+    def ids_at(self, positions: torch.Tensor) -> torch.Tensor:
+        """Edge ids of the entries at some positions."""
+        return positions.to(self.indices.dtype) if self.eids is None else self.eids[positions]
+
     def owners(self) -> torch.Tensor:
         """The node by which each entry is grouped, shape (num_edges,)."""
         nodes = torch.arange(
@@ -59,15 +63,7 @@ class Compressed(NamedTuple):
         return nodes.repeat_interleave(self.indptr.diff(), output_size=self.indices.numel())
 
     def entries(self, nodes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The entries of ``nodes``, one node after the other.
-
-        Returns
-        -------
-        positions : Tensor, int64, shape (n,)
-            Where in ``indices`` they are.
-        counts : Tensor, int64, shape (len(nodes),)
-            How many each node has.
-        """
+        """Positions of the entries of ``nodes``, node after node, and how many each has; int64."""
         nodes = nodes.long()
         if nodes.numel() == 0:
             return nodes, nodes
@@ -86,7 +82,7 @@ class Compressed(NamedTuple):
     def degrees(self, nodes: torch.Tensor | None = None) -> torch.Tensor:
         """How many entries nodes have, of the ids' dtype: all nodes, or those given.
 
-        Ids out of range have none: there is nothing to wait for, and so nobody to tell.
+        Ids out of range have none: checking would have to wait for the device.
         """
         if nodes is None:
             return self.indptr.diff()
@@ -99,7 +95,7 @@ class Compressed(NamedTuple):
 
 
 class Unnumbered(Compressed):
-    """A matrix that was given without edge ids: DGL answers without them when asked for it."""
+    """A matrix that was given without edge ids: DGL expects an answer without them."""
 
 
 def check_ids(ids: torch.Tensor, count: int, what: str) -> None:
@@ -143,15 +139,10 @@ class _Held:
 
 
 class Relation:
-    """Edges from ``num_src`` nodes to ``num_dst`` nodes.
+    """Edges from ``num_src`` nodes to ``num_dst`` nodes, in at least one format.
 
-    Parameters
-    ----------
-    num_src, num_dst : int
-    coo, csr, csc
-        At least one; ``csr`` is grouped by source, ``csc`` by destination.
-    formats : tuple of str
-        The formats that may be kept.  Another one that an operation needs is made for it alone.
+    ``csr`` is grouped by source, ``csc`` by destination.  ``formats`` may be kept; another one that
+    an operation needs is made for it alone.
     """
 
     __slots__ = ("_held", "_reversed", "formats", "num_dst", "num_src")
@@ -195,7 +186,6 @@ class Relation:
     # -- formats --------------------------------------------------------------------------
 
     def held(self, name: str) -> Coo | Compressed | None:
-        """Format ``name`` if it exists."""
         if self._reversed:
             if name == "coo":
                 coo = self._held.coo
@@ -205,33 +195,29 @@ class Relation:
 
     @property
     def created(self) -> tuple[str, ...]:
-        """The formats that exist."""
         return tuple(name for name in FORMATS if self.held(name) is not None)
 
     def coo(self) -> Coo:
-        """Edges in the order of their ids."""
-        found = self.held("coo")
-        if found is None:
+        coo = self.held("coo")
+        if coo is None:
             with torch.inference_mode(False):  # kept, and may be saved for a backward pass
-                found = self._expanded()
-            self._keep("coo", found)
-        return found  # type: ignore[return-value]
+                coo = self._expanded()
+            self._keep("coo", coo)
+        return coo  # type: ignore[return-value]
 
     def csr(self) -> Compressed:
-        """Edges by source."""
         return self._compressed("csr")
 
     def csc(self) -> Compressed:
-        """Edges by destination."""
         return self._compressed("csc")
 
     def _compressed(self, name: str) -> Compressed:
-        found = self.held(name)
-        if found is None:
+        matrix = self.held(name)
+        if matrix is None:
             with torch.inference_mode(False):  # as coo
-                found = self._grouped(name)
-            self._keep(name, found)
-        return found  # type: ignore[return-value]
+                matrix = self._grouped(name)
+            self._keep(name, matrix)
+        return matrix  # type: ignore[return-value]
 
     def _grouped(self, name: str) -> Compressed:
         """CSR or CSC, made anew."""
@@ -257,18 +243,18 @@ class Relation:
             ends = [torch.empty_like(end).index_copy_(0, at, end) for end in ends]
         return Coo(*ends) if by_source else Coo(*reversed(ends))
 
-    def _keep(self, name: str, made: Coo | Compressed) -> None:
+    def _keep(self, name: str, matrix: Coo | Compressed) -> None:
         if name not in self.formats:
             return
         if self._reversed:
             if name == "coo":
-                made = Coo(made[1], made[0])  # type: ignore[assignment]
+                matrix = Coo(matrix[1], matrix[0])  # type: ignore[assignment]
             else:
                 name = "csr" if name == "csc" else "csc"
-        setattr(self._held, name, made)
+        setattr(self._held, name, matrix)
 
     def kept_with(self, name: str) -> dict[Any, Any]:
-        """Where others keep what they make of format ``name``."""
+        """Where callers keep what they derive from format ``name``."""
         if self._reversed:
             name = "csr" if name == "csc" else "csc"
         return self._held.kept.setdefault(name, {})
@@ -287,7 +273,7 @@ class Relation:
             getattr(self, name)()
 
     def reverse(self) -> Relation:
-        """The relation with its edges turned round.
+        """The reversed relation.
 
         Formats are shared, also those that either makes later: the CSC of one is the other's CSR.
         """
@@ -300,41 +286,28 @@ class Relation:
         return reversed_relation
 
     def to(self, device: torch.device | None = None, dtype: torch.dtype | None = None) -> Relation:
-        """The relation on a device, with ids of a dtype; all formats that exist come along."""
-
-        def moved(name: str) -> Coo | Compressed | None:
-            held = self.held(name)
-            if held is None:
-                return None
-            tensors = (None if t is None else t.to(device=device, dtype=dtype) for t in held)
-            return type(held)(*tensors)  # type: ignore[arg-type]
-
-        return Relation(
-            self.num_src,
-            self.num_dst,
-            coo=moved("coo"),  # type: ignore[arg-type]
-            csr=moved("csr"),  # type: ignore[arg-type]
-            csc=moved("csc"),  # type: ignore[arg-type]
-            formats=self.formats,
-        )
+        """The relation on a device, with ids of a dtype and all formats that exist."""
+        moved: dict[str, Any] = {}
+        for name in FORMATS:
+            if (held := self.held(name)) is not None:
+                tensors = (None if t is None else t.to(device=device, dtype=dtype) for t in held)
+                moved[name] = type(held)(*tensors)  # type: ignore[arg-type]
+        return Relation(self.num_src, self.num_dst, formats=self.formats, **moved)
 
     def tensors(self) -> list[torch.Tensor]:
-        """All tensors that are held."""
         formats = self._held.coo, self._held.csr, self._held.csc
         return [t for matrix in formats if matrix is not None for t in matrix if t is not None]
 
     # -- queries --------------------------------------------------------------------------
 
     def find(self, eids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Sources and destinations of edges, each shape (len(eids),)."""
         row, col = self.coo()
         eids = eids.long()
         return row[eids], col[eids]
 
     def in_edges(self, nodes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Sources, destinations and ids of the in-edges of ``nodes``, node after node."""
-        sources, nodes, eids = _edges_of(self.csc(), nodes)
-        return sources, nodes, eids
+        return _edges_of(self.csc(), nodes)
 
     def out_edges(self, nodes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Sources, destinations and ids of the out-edges of ``nodes``, node after node."""
@@ -367,30 +340,23 @@ class Relation:
         """The CSR whose entries are also in the order of (destination, edge id) in each row."""
         kept = self._held.pairs
         side = int(self._reversed)
-        found = kept[side]
-        if found is None:
+        pairs = kept[side]
+        if pairs is None:
             row, col = self._expanded()
             by_col = compress(col, row, self.num_dst)
             by_row = compress(by_col.indices, by_col.owners(), self.num_src, may_be_sorted=False)
-            eids = by_col.edge_ids()
-            found = Compressed(
-                by_row.indptr,
-                by_row.indices,
-                eids if by_row.eids is None else eids[by_row.eids.long()],
-            )
-            kept[side] = found
-        return found
+            eids = by_col.edge_ids()[by_row.edge_ids().long()]
+            pairs = Compressed(by_row.indptr, by_row.indices, eids)
+            kept[side] = pairs
+        return pairs
 
     def edges_between(
         self, src: torch.Tensor, dst: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Where the edges of pairs of nodes are: one range of `pairs` a pair.
+        """The edges of pairs of nodes: a range of `pairs` for each, and the edge ids of all
+        `pairs`.
 
-        Returns
-        -------
-        start, counts : Tensor, int64, shape (len(src),)
-        eids : Tensor, shape (num_edges,)
-            Edge ids of the entries of `pairs`.
+        Starts and lengths of the ranges are int64.
         """
         indptr, indices, eids = self.pairs()
         src = src.long()
@@ -407,26 +373,16 @@ def _edges_of(
     owners = nodes.to(compressed.indices.dtype).repeat_interleave(
         counts, output_size=positions.numel()
     )
-    eids = (
-        positions.to(compressed.indices.dtype)
-        if compressed.eids is None
-        else compressed.eids[positions]
-    )
-    return compressed.indices[positions], owners, eids
+    return compressed.indices[positions], owners, compressed.ids_at(positions)
 
 
 def compress(
     major: torch.Tensor, minor: torch.Tensor, num_major: int, may_be_sorted: bool = True
 ) -> Compressed:
-    """Group edges by ``major``; edges of one node stay in the order of their ids.
+    """Group edges by their end ``major``; edges of one node stay in the order of their ids.
 
-    Parameters
-    ----------
-    major, minor : Tensor, int32 or int64, shape (num_edges,)
-        The end to group by, below ``num_major``, and the other.
-    may_be_sorted : bool
-        Look whether ``major`` is sorted, which then saves the sorting and the edge ids, and waits
-        for the device.
+    With ``may_be_sorted``, looks whether ``major`` is sorted, which saves the sorting and the edge
+    ids but waits for the device.
     """
     dtype, device = major.dtype, major.device
     if may_be_sorted and bool((major[1:] >= major[:-1]).all()):
@@ -457,9 +413,9 @@ def _bound(
     last = indices.numel() - 1
     for _ in range(indices.numel().bit_length()):
         middle = (low + high) // 2
-        found = indices[middle.clamp(max=last)]
-        right = (found < values) if left else (found <= values)
-        right &= low < high
-        low = torch.where(right, middle + 1, low)
-        high = torch.where(right, high, middle)
+        entry = indices[middle.clamp(max=last)]
+        is_below = (entry < values) if left else (entry <= values)
+        is_below &= low < high
+        low = torch.where(is_below, middle + 1, low)
+        high = torch.where(is_below, high, middle)
     return low

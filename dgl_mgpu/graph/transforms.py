@@ -1,4 +1,4 @@
-"""Graphs made from graphs: C functions of DGL's ``transform``, but for blocks."""
+"""Graphs made from graphs: C functions of DGL's ``transform``, except for blocks."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import torch
 
-from dgl_mgpu.graph.arrays import as_tensor
+from dgl_mgpu.graph.dispatch import as_tensor
 from dgl_mgpu.graph.index import TensorIndex
-from dgl_mgpu.graph.numbering import compact
 from dgl_mgpu.graph.relation import Compressed, Coo, Relation
+from dgl_mgpu.graph.subgraph import compact
 
 
 def compact_graphs(
@@ -17,19 +17,8 @@ def compact_graphs(
 ) -> tuple[list[TensorIndex], list[torch.Tensor]]:
     """Graphs without the nodes that are at no edge of any of them: ``_CAPI_DGLCompactGraphs``.
 
-    Parameters
-    ----------
-    indexes : list of TensorIndex
-        Of the same nodes.
-    always_preserve : list of Tensor
-        For every node type, nodes that stay in any case.
-
-    Returns
-    -------
-    list of TensorIndex
-    nodes : list of Tensor
-        For every node type the nodes that stay: those of ``always_preserve``, then the others
-        by their first occurrence.
+    Also returns the nodes of each type that stay: those of ``always_preserve``, then the others by
+    their first occurrence.
     """
     edges = [[relation.coo() for relation in index.relations] for index in indexes]
     return compact(indexes, edges, [as_tensor(nodes) for nodes in always_preserve])
@@ -40,14 +29,8 @@ def to_simple(
 ) -> tuple[TensorIndex, list[torch.Tensor], list[torch.Tensor]]:
     """The graph with one edge for all that are parallel: ``_CAPI_DGLToSimpleHetero``.
 
-    Returns
-    -------
-    TensorIndex
-        Its edges are sorted by source and destination.
-    counts : list of Tensor, of the ids' dtype
-        How many edges of the graph each of these was, for every edge type.
-    edge_maps : list of Tensor, of the ids' dtype
-        Which of these each edge of the graph is.
+    Its edges are sorted by source and destination.  Also returns, for each edge type, how many
+    edges each of these was, and which of these each edge of the graph is; of the ids' dtype.
     """
     relations, counts, maps = [], [], []
     for relation in index.relations:
@@ -79,10 +62,10 @@ def line_graph(index: TensorIndex, backtracking: bool) -> TensorIndex:
         counts, output_size=positions.numel()
     )
     following = csr.edge_ids()[positions]
-    kept = following != edge
+    is_kept = following != edge
     if not backtracking:
-        kept &= csr.indices[positions] != row[edge]
-    at = kept.nonzero().squeeze(1)
+        is_kept &= csr.indices[positions] != row[edge]
+    at = is_kept.nonzero().squeeze(1)
     edges = Coo(edge[at].to(index.idtype), following[at])
     return TensorIndex.single(Relation(relation.num_edges, relation.num_edges, coo=edges), 1)
 
@@ -92,20 +75,9 @@ def sort_out_edges(
 ) -> tuple[TensorIndex, torch.Tensor]:
     """Sort the edges of every node in the CSR by their tags: ``_CAPI_DGLHeteroSortOutEdges``.
 
-    Parameters
-    ----------
-    index : TensorIndex
-        Of one edge type.
-    tags : Tensor, integer, shape (num_edges,)
-        Of every edge, below ``num_tags``.
-    num_tags : int
-
-    Returns
-    -------
-    TensorIndex
-        With its CSR alone.
-    offsets : Tensor, of the ids' dtype, shape (num_nodes, num_tags + 1)
-        Edges of tag ``t`` of a node are its ``offsets[t]``-th to before its ``offsets[t + 1]``-th.
+    The graph has one edge type, and a tag below ``num_tags`` for each edge.  The result has its CSR
+    alone. Offsets have shape (num_nodes, num_tags + 1): a node's edges of tag ``t`` are its
+    ``offsets[t]``-th to before its ``offsets[t + 1]``-th.
     """
     relation = index.relations[0]
     matrix, offsets = _sorted_by_tag(relation.csr(), as_tensor(tags), num_tags)
@@ -137,3 +109,11 @@ def _sorted_by_tag(
     ends = torch.cat([starts, matrix.indptr[1:, None].long()], dim=1)
     offsets = (ends - matrix.indptr[:-1, None]).to(matrix.indptr.dtype)
     return Compressed(matrix.indptr, matrix.indices[order], eids[order]), offsets
+
+
+def coo_is_sorted(row: torch.Tensor, col: torch.Tensor, num_rows: int, num_cols: int) -> int:
+    """0, 1 if edges are sorted by row, 2 if also by column: ``_CAPI_DGLCOOIsSorted``."""
+    ascend = (row[:-1] <= row[1:]).all()
+    both = ((row[:-1] < row[1:]) | (col[:-1] <= col[1:])).all()
+    by_row, by_both = torch.stack([ascend, ascend & both]).tolist()
+    return int(by_row) + int(by_both)

@@ -22,7 +22,7 @@ from dgl_mgpu.utils.types import CanonicalEtype
 class LayerBlock(DGLBlock):
     """A block that knows which layer it is for, and the degrees of the whole graph.
 
-    Set on blocks that exist, by :meth:`Blocks.for_layer`.
+    Made of existing blocks by `Blocks.for_layer`.
     """
 
     layer: int
@@ -48,13 +48,7 @@ class LayerBlock(DGLBlock):
 
 
 class Blocks:
-    """Makes blocks of a graph, on the device that computes.
-
-    Parameters
-    ----------
-    g : DGLGraph or StoreGraph
-    device : torch.device
-    """
+    """Makes blocks of a graph, on the device that computes."""
 
     def __init__(self, g: Graph, device: torch.device) -> None:
         self.g = g
@@ -108,8 +102,8 @@ class Blocks:
     def without_edges(self, ids: Mapping[str, torch.Tensor]) -> DGLGraph:
         """A block of some nodes, sources and destinations alike."""
         g = self.g
-        ids = {ntype: each.to(self._ids_device) for ntype, each in ids.items()}
-        counts = {ntype: len(each) for ntype, each in ids.items()}
+        ids = {ntype: nodes.to(self._ids_device) for ntype, nodes in ids.items()}
+        counts = {ntype: len(nodes) for ntype, nodes in ids.items()}
         none = torch.empty(0, dtype=g.idtype, device=self._ids_device)
         block = dgl.create_block(
             dict.fromkeys(g.canonical_etypes, (none, none)),
@@ -119,16 +113,16 @@ class Blocks:
             device=self._ids_device,
         )
         if isinstance(g, DGLGraph):
-            nodes = [ids[ntype] for ntype in g.ntypes]
+            by_type = [ids[ntype] for ntype in g.ntypes]
             utils.set_new_frames(
                 block,
-                node_frames=utils.extract_node_subframes_for_block(g, nodes, nodes),
+                node_frames=utils.extract_node_subframes_for_block(g, by_type, by_type),
                 edge_frames=utils.extract_edge_subframes(g, [none] * len(g.canonical_etypes)),
             )
         else:
-            for ntype, each in ids.items():
-                block.srcnodes[ntype].data[dgl.NID] = each
-                block.dstnodes[ntype].data[dgl.NID] = each
+            for ntype, nodes in ids.items():
+                block.srcnodes[ntype].data[dgl.NID] = nodes
+                block.dstnodes[ntype].data[dgl.NID] = nodes
             for etype in g.canonical_etypes:
                 block.edges[etype].data[dgl.EID] = none
             g.add_features_to_block(block)
@@ -136,10 +130,10 @@ class Blocks:
 
     def for_layer(self, block: DGLGraph, layer: int) -> LayerBlock:
         """A block that shares all with another one, and is for one layer."""
-        made = copy.copy(block)
-        made.__class__ = LayerBlock
-        made.layer, made._whole_degrees = layer, self.degrees
-        return made
+        layer_block = copy.copy(block)
+        layer_block.__class__ = LayerBlock
+        layer_block.layer, layer_block._whole_degrees = layer, self.degrees
+        return layer_block
 
     def degrees(self, way: str, etype: CanonicalEtype, ids: torch.Tensor) -> torch.Tensor:
         """In the whole graph, 'out' of source nodes or 'in' of destinations; dtype of ids."""

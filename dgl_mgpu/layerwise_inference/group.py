@@ -24,23 +24,12 @@ from dgl_mgpu.store.memory.segment import Segment
 
 @dataclass(frozen=True)
 class InferenceGroup:
-    """Ranks that infer the nodes of one graph together; by default this one alone.
-
-    Attributes
-    ----------
-    everyone : Communicator
-    machine : Communicator
-        Those of them that are on this machine, which share its memory.
-    firsts : Communicator
-        The first ones of all machines.
-    machines : tuple of int
-        Of each rank, the number of its machine, which is that of its first one in ``firsts``.
-    """
+    """Ranks that infer the nodes of one graph together; by default this one alone."""
 
     everyone: Communicator = field(default_factory=Communicator)
-    machine: Communicator = field(default_factory=Communicator)
-    firsts: Communicator = field(default_factory=Communicator)
-    machines: tuple[int, ...] = (0,)
+    machine: Communicator = field(default_factory=Communicator)  # ranks that share its memory
+    firsts: Communicator = field(default_factory=Communicator)  # the first ranks of all machines
+    machines: tuple[int, ...] = (0,)  # of each rank, the number of its machine in `firsts`
 
     @classmethod
     def of_job(cls) -> InferenceGroup:
@@ -55,43 +44,35 @@ class InferenceGroup:
         return self.everyone.size
 
     def batches(self, length: int, step: int) -> list[tuple[int, int]]:
-        """Ranges of ``step`` numbers below ``length``, which ranks take in turn: this rank's."""
+        """This rank's ranges of ``step`` numbers below ``length``: ranks take them in turn."""
         return self._every_batch(length, step)[self.everyone.rank :: self.size]
 
     def room(self, nbytes: int, folder: str | os.PathLike | None) -> Segment:
         """Memory that the ranks of a machine share, all of which call this.
 
-        Raises
-        ------
-        OutputError
-            If there is too little of it, in shared memory or in the folder.
-        RankFailedError
-            On the other ranks, if so.
+        Raises `OutputError` if there is too little of it, in shared memory or in the folder.
         """
         place = SHARED_MEMORY if folder is None else Path(folder)
-        made: list[Segment] = []
+        segment: Segment | None = None
 
-        def make() -> Path:
+        def create() -> Path:
+            nonlocal segment
             try:
-                made.append(Segment.create(nbytes, place))
+                segment = Segment.create(nbytes, place)
             except SharedMemoryError as error:
                 fix = "free space there, or pass another folder"
                 if folder is None:
                     fix = f"{error.fix}; or use one rank alone, or pass a folder with room"
                 raise OutputError(f"keep results in {place}", error.found, fix) from error
-            return made[0].path
+            return segment.path
 
-        path = self.machine.broadcast_from_rank0(ASKED, make)
-        attach = partial(Segment.attach, path, nbytes)
-        return self.machine.run_all(ASKED, lambda: made[0] if made else attach())
+        path = self.machine.broadcast_from_rank0(ASKED, create)
+        return self.machine.run_all(ASKED, lambda: segment or Segment.attach(path, nbytes))
 
     def bring(self, rows: torch.Tensor, length: int, step: int) -> None:
-        """Have on every machine what the ranks of all of them have written; all call this.
+        """Exchange between machines what their ranks have written to ``rows``; all ranks call this.
 
-        Parameters
-        ----------
-        rows : Tensor
-            That of this machine; each batch of ``length`` has the same share of it.
+        Each batch of ``length`` has the same share of this machine's rows.
         """
         if self.firsts.size == 1:
             return
@@ -100,16 +81,9 @@ class InferenceGroup:
             self.firsts.send(self.machines[number % self.size], rows[slice(*part)])
 
     def collected(self, batches: Iterator[torch.Tensor], length: int, step: int) -> torch.Tensor:
-        """Rows of ``length`` nodes, of which this rank has those of its `batches`; all call this.
+        """Float32 rows of ``length`` nodes, of which each rank passes those of its `batches`.
 
-        Parameters
-        ----------
-        batches : iterator of Tensor, float32, shape (nodes of a batch, width)
-
-        Returns
-        -------
-        Tensor, float32, shape (length, width)
-            In the host's memory, which the ranks of a machine share.
+        The result is in the host's memory, which the ranks of a machine share.
         """
         first = self.everyone.run_all(ASKED, lambda: next(batches, None))
         widths = self.everyone.all_gather(0 if first is None else first.shape[1])
@@ -133,8 +107,9 @@ class InferenceGroup:
         return Column("", rows, None, memory).own_rows()
 
     @contextmanager
-    def first_ones_buffers(self, model: nn.Module) -> Iterator[None]:
-        """Have the first rank's buffers, as DistributedDataParallel has, and then one's own.
+    def rank0_buffers(self, model: nn.Module) -> Iterator[None]:
+        """Use the first rank's buffers, as DistributedDataParallel does, and then restore the own
+        ones.
 
         Running means of a batch norm are each rank's, where ranks train on batches of their own.
         """
@@ -142,8 +117,8 @@ class InferenceGroup:
             yield
             return
         buffers = list(model.buffers())
-        own = [each.clone() for each in buffers]
-        firsts = self.everyone.broadcast_from_rank0(ASKED, lambda: [each.cpu() for each in buffers])
+        own = [buffer.clone() for buffer in buffers]
+        firsts = self.everyone.broadcast_from_rank0(ASKED, lambda: [b.cpu() for b in buffers])
         self.everyone.run_all(ASKED, partial(_check_alike, buffers, firsts))
         try:
             _set(buffers, firsts)
@@ -158,7 +133,7 @@ class InferenceGroup:
 
 def _check_alike(buffers: list[torch.Tensor], firsts: list[torch.Tensor]) -> None:
     """Raise unless a model has buffers like the first rank's."""
-    shapes, wanted = ([tuple(each.shape) for each in some] for some in (buffers, firsts))
+    shapes, wanted = ([tuple(t.shape) for t in tensors] for tensors in (buffers, firsts))
     if shapes != wanted:
         raise InvalidInputError(
             ASKED,

@@ -86,32 +86,32 @@ class Column:
 _LEAVES = torch.Tensor | Outline | Column
 
 
-def mapped(change: Callable[[Any], Any], tree: Tree) -> Tree:
+def map_tree(change: Callable[[Any], Any], tree: Tree) -> Tree:
     """A tree with all its tensors or columns changed; what is neither stays."""
     if isinstance(tree, Mapping):
-        return {key: mapped(change, each) for key, each in tree.items()}
+        return {key: map_tree(change, item) for key, item in tree.items()}
     if isinstance(tree, list | tuple):
-        return type(tree)([mapped(change, each) for each in tree])
+        return type(tree)([map_tree(change, item) for item in tree])
     return change(tree) if isinstance(tree, _LEAVES) else tree
 
 
 def leaves(tree: Tree) -> list[Any]:
     """The tensors or columns in a tree, in the order in which `mapped` meets them."""
-    found: list[Any] = []
-    mapped(found.append, tree)
-    return found
+    items: list[Any] = []
+    map_tree(items.append, tree)
+    return items
 
 
-def on_host(found: Tree) -> Tree:
-    return mapped(lambda rows: rows.cpu(), found)
+def on_host(tree: Tree) -> Tree:
+    return map_tree(lambda rows: rows.cpu(), tree)
 
 
 def as_columns(g: Graph, x: Any) -> Tree:
     """A model's input as a tree of columns, checked."""
     single = len(g.ntypes) == 1
     if isinstance(x, str):
-        found = {ntype: _feature(g, x, ntype) for ntype in g.ntypes}
-        columns = {n: Column(n, rows) for n, rows in found.items() if rows is not None}
+        by_type = {ntype: _feature(g, x, ntype) for ntype in g.ntypes}
+        columns = {n: Column(n, rows) for n, rows in by_type.items() if rows is not None}
         if not columns:
             raise InvalidInputError(
                 ASKED, f"the graph has no node feature {x!r}", "pass x, a tensor of the input rows"

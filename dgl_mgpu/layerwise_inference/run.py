@@ -1,4 +1,4 @@
-"""What users call."""
+"""Inference on all nodes: what users and validation call."""
 
 from __future__ import annotations
 
@@ -15,8 +15,13 @@ from torch.nn.parallel import DistributedDataParallel
 from dgl_mgpu.distributed.graph import PartitionedGraph
 from dgl_mgpu.errors import InvalidInputError, UnsupportedByPartitionError
 from dgl_mgpu.layerwise_inference.group import InferenceGroup
-from dgl_mgpu.layerwise_inference.modules import evaluating
-from dgl_mgpu.layerwise_inference.probe_graph import ProbeGraph, count_layers, widest
+from dgl_mgpu.layerwise_inference.plan import (
+    InferencePlan,
+    ProbeGraph,
+    count_layers,
+    eval_mode,
+    widest_row_bytes,
+)
 from dgl_mgpu.layerwise_inference.rows import ASKED, Graph, Tree, as_columns, on_host
 from dgl_mgpu.layerwise_inference.strategies import (
     AtOnce,
@@ -24,6 +29,7 @@ from dgl_mgpu.layerwise_inference.strategies import (
     checked_plan,
     unless_out_of_memory,
 )
+from dgl_mgpu.machine.shared_memory import free_host_bytes, free_shared_bytes
 from dgl_mgpu.store.graph import StoreGraph
 
 
@@ -120,7 +126,7 @@ def inference(
         if isinstance(g, StoreGraph) and layerwise is not False
         else InferenceGroup()
     )
-    together = partial(group.everyone.run_all, ASKED)  # what is wrong on one rank ends all
+    run_all = partial(group.everyone.run_all, ASKED)  # what is wrong on one rank ends all
 
     def read() -> tuple[torch.device, Tree]:
         where = _device(model, g, device)
@@ -132,20 +138,20 @@ def inference(
         pattern = ProbeGraph.of(g, columns, where)
         return pattern, num_layers or count_layers(model, pattern)
 
-    where, columns = together(read)
-    with evaluating(model), torch.no_grad(), group.first_ones_buffers(model):
-        pattern, layers = together(look)
+    where, columns = run_all(read)
+    with eval_mode(model), torch.no_grad(), group.rank0_buffers(model):
+        pattern, layers = run_all(look)
         at_once = AtOnce(model, g, columns, layers, where)
         if isinstance(g, PartitionedGraph):
             return at_once.run()
         if layerwise is None and batch_size is None and group.size == 1:
-            layerwise = not at_once.fits(widest(model, pattern, layers))
-            found = None if layerwise else unless_out_of_memory(at_once.run)
-            if found is not None:
-                return on_host(found)
+            layerwise = not at_once.fits(widest_row_bytes(model, pattern, layers))
+            result = None if layerwise else unless_out_of_memory(at_once.run)
+            if result is not None:
+                return on_host(result)
         elif layerwise is False:
             return on_host(at_once.run())
-        plan = together(lambda: checked_plan(model, pattern, layers))
+        plan = run_all(lambda: checked_plan(model, pattern, layers))
         return LayerByLayer(model, g, columns, plan, where, batch_size, folder, group).run()
 
 
@@ -169,19 +175,19 @@ def _device(model: nn.Module, g: Graph, device: torch.device | str | None) -> to
             "pass a DGLGraph or a store's graph",
         )
     tensors = [*model.parameters(), *model.buffers()]
-    found = tensors[0].device if tensors else g.device
+    own = tensors[0].device if tensors else g.device
     if device is None:
-        return found
-    asked = torch.device(device)
-    if asked.type == "cuda" and asked.index is None:
-        asked = torch.device("cuda", torch.cuda.current_device())
-    if tensors and asked != found:
+        return own
+    requested = torch.device(device)
+    if requested.type == "cuda" and requested.index is None:
+        requested = torch.device("cuda", torch.cuda.current_device())
+    if tensors and requested != own:
         raise InvalidInputError(
-            f"{ASKED} on '{asked}'",
-            f"the model's parameters are on '{found}'",
-            f"move the model there with model.to('{asked}')",
+            f"{ASKED} on '{requested}'",
+            f"the model's parameters are on '{own}'",
+            f"move the model there with model.to('{requested}')",
         )
-    return asked
+    return requested
 
 
 def _check(
@@ -210,3 +216,53 @@ def _check(
         raise InvalidInputError(
             ASKED, f"there is no folder '{folder}'", "create it, or name another one"
         )
+
+
+class RepeatedInference:
+    """``inference(model, g, inputs, layerwise=True)`` for validation: the layers are found once.
+
+    Every rank of the job makes it and makes the same calls.  ``inputs`` names the node features
+    that the model takes; the model is on ``device``.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        g: StoreGraph,
+        inputs: tuple[str, ...],
+        num_layers: int,
+        device: torch.device,
+    ) -> None:
+        self._model, self._g, self._device = model, g, device
+        self._num_layers = num_layers
+        self._columns = as_columns(g, inputs)
+        self._group = InferenceGroup.of_job()
+        self._plan: InferencePlan | None = None
+
+    def __call__(self) -> Tree | None:
+        """The model's result for all nodes; None if half of the free memory is too small for it.
+
+        Under an autocast, it should be under the same one each time.  Raises as
+        `dgl_mgpu.inference`.
+        """
+        model, everyone = self._model, self._group.everyone
+        with eval_mode(model), torch.no_grad(), self._group.rank0_buffers(model):
+            plan = everyone.run_all(ASKED, self._planned)
+            counts = {ntype: self._g.num_nodes(ntype) for ntype in self._g.ntypes}
+            fits = plan.peak_bytes(counts) <= self._free_bytes() // 2
+            if not all(everyone.all_gather(fits)):
+                return None
+            run = partial(LayerByLayer, model, self._g, self._columns, plan, self._device)
+            return run(None, None, self._group).run()
+
+    def _planned(self) -> InferencePlan:
+        if self._plan is None:
+            pattern = ProbeGraph.of(self._g, self._columns, self._device)
+            self._plan = checked_plan(self._model, pattern, self._num_layers)
+        return self._plan
+
+    def _free_bytes(self) -> int:
+        """Where layers' rows would be kept."""
+        if self._group.machine.size == 1:
+            return free_host_bytes()
+        return min(free_host_bytes(), free_shared_bytes())

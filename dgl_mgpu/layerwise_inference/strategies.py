@@ -1,4 +1,4 @@
-"""The two ways: one call of the model, or calls for batches of nodes, layer by layer."""
+"""The two strategies: one call of the model, or calls for batches of nodes, layer by layer."""
 
 from __future__ import annotations
 
@@ -22,10 +22,16 @@ from dgl_mgpu.errors import DeviceMemoryError, InvalidInputError, OutputError
 from dgl_mgpu.graph.pinning.pinning import pin_memory_inplace
 from dgl_mgpu.layerwise_inference.blocks import Blocks
 from dgl_mgpu.layerwise_inference.group import InferenceGroup, share
-from dgl_mgpu.layerwise_inference.modules import CallEnded, meeting
-from dgl_mgpu.layerwise_inference.plan import InferencePlan
-from dgl_mgpu.layerwise_inference.probe_graph import ASKED_LAYERS, AT_ONCE, ProbeGraph, TracedBlocks
-from dgl_mgpu.layerwise_inference.rows import Column, Graph, Outline, Tree, leaves, mapped
+from dgl_mgpu.layerwise_inference.plan import (
+    ASKED_LAYERS,
+    AT_ONCE,
+    CallEnded,
+    InferencePlan,
+    ProbeGraph,
+    TracedBlocks,
+    intercept_calls,
+)
+from dgl_mgpu.layerwise_inference.rows import Column, Graph, Outline, Tree, leaves, map_tree
 from dgl_mgpu.machine.shared_memory import free_host_bytes
 from dgl_mgpu.utils.stages import stage
 
@@ -51,7 +57,7 @@ class AtOnce:
         graph = self.g
         if not isinstance(graph, PartitionedGraph):
             graph = Blocks(graph, self.device).whole()
-        inputs = mapped(lambda column: column.all_rows(self.device), self.columns)
+        inputs = map_tree(lambda column: column.all_rows(self.device), self.columns)
         return self.model(TracedBlocks([graph] * self.num_layers), inputs)
 
     def fits(self, row_bytes: int) -> bool:
@@ -65,14 +71,8 @@ class AtOnce:
 class LayerByLayer:
     """Calls of the model for batches of nodes, for one layer after the other.
 
-    Parameters
-    ----------
-    batch_size : int or None
-        Nodes of all types together.
-    folder : path or None
-        Where to keep results, if not in memory.
-    group : InferenceGroup, optional
-        Ranks that take batches in turn; all of them make and run the same one.
+    A batch has ``batch_size`` nodes of all types together.  The ranks of ``group`` take batches in
+    turn; all of them make and run the same one.  Results are kept in ``folder``, if not in memory.
     """
 
     def __init__(
@@ -105,26 +105,27 @@ class LayerByLayer:
         self.kept: list[Tree] = [call.outline for call in plan.calls]
 
     def run(self) -> Tree:
-        output, together = None, self.group.everyone.run_all
+        output, run_all = None, self.group.everyone.run_all
         for layer in range(self.plan.num_layers):
-            output = together(ASKED_LAYERS, partial(self._make_room, layer))
-            together(ASKED_LAYERS, partial(self._run_layer, layer, output))
-            together(ASKED_LAYERS, partial(self._bring, layer, output))
-        return mapped(Column.own_rows, output)
+            output = run_all(ASKED_LAYERS, partial(self._make_room, layer))
+            run_all(ASKED_LAYERS, partial(self._run_layer, layer, output))
+            run_all(ASKED_LAYERS, partial(self._bring, layer, output))
+        return map_tree(Column.own_rows, output)
 
     def _make_room(self, layer: int) -> Tree:
-        """Room for what calls of a layer give, and if it is the last the model, which is returned.
+        """Allocate the results of a layer's calls and, for the last, the model's, which is
+        returned.
 
         What no later layer reads is given up.
         """
         for number, call in enumerate(self.plan.calls):
             readers = self.plan.call_readers[number]
             if call.layer == layer and readers:
-                self.kept[number] = mapped(self._allocate, call.outline)
+                self.kept[number] = map_tree(self._allocate, call.outline)
             elif all(reader < layer for reader in readers):
                 self.kept[number] = call.outline
         last = layer == self.plan.num_layers - 1
-        return mapped(self._allocate, self.plan.output) if last else None
+        return map_tree(self._allocate, self.plan.output) if last else None
 
     def _run_layer(self, layer: int, output: Tree) -> None:
         """Do this rank's batches."""
@@ -153,7 +154,7 @@ class LayerByLayer:
             low = high
 
     def _bring(self, layer: int, output: Tree) -> None:
-        """Have on every machine what a layer's calls and the model gave on any."""
+        """Have on every machine the results that a layer's calls and the model had on any."""
         given = [self.kept[n] for n, call in enumerate(self.plan.calls) if call.layer == layer]
         for column in leaves([*given, output]):
             if not isinstance(column, Outline):
@@ -170,7 +171,7 @@ class LayerByLayer:
         before, after = self.blocks.without_edges(sources), self.blocks.without_edges(targets)
         of_layers = [before] * layer + [block] + [after] * (plan.num_layers - layer - 1)
         columns = iter(plan.readers)
-        inputs = mapped(
+        inputs = map_tree(
             lambda column: (column if layer in next(columns) else column.outline).take(
                 sources[column.ntype]
             ),
@@ -178,24 +179,24 @@ class LayerByLayer:
         )
         number = -1
 
-        def meet(graph: DGLGraph, arguments: Tree, run: Callable[[], Any]) -> Any:
+        def handle(graph: DGLGraph, arguments: Tree, run: Callable[[], Any]) -> Any:
             nonlocal number
             number += 1
             if plan.calls[number].layer < layer:
-                return mapped(lambda rows: rows.take(sources[rows.ntype]), self.kept[number])
+                return map_tree(lambda rows: rows.take(sources[rows.ntype]), self.kept[number])
             given = run()
             self._keep(self.kept[number], given, ranges)
             if number == last and output is None:
                 raise CallEnded
             return given
 
-        with meeting(meet), stage("forward"):
+        with intercept_calls(handle), stage("forward"):
             try:
-                found = self.model(
+                result = self.model(
                     TracedBlocks(map(self.blocks.for_layer, of_layers, range(plan.num_layers))),
                     inputs,
                 )
-                self._keep(output, found, ranges)
+                self._keep(output, result, ranges)
             except CallEnded:
                 pass
         return True
@@ -227,14 +228,14 @@ class LayerByLayer:
     def _suitable_batch_size(self) -> int:
         """As many nodes as are likely to fit in half of the memory that is free."""
         outlines = [call.outline for call in self.plan.calls] + [self.plan.output]
-        inputs = mapped(lambda column: column.outline, self.columns)
-        widest = max(
+        inputs = map_tree(lambda column: column.outline, self.columns)
+        widest_row_bytes = max(
             sum(outline.row_bytes for outline in leaves(tree)) for tree in (inputs, *outlines)
         )
         nodes = max(sum(self.counts.values()), 1)
         edges = sum(self.g.num_edges(etype) for etype in self.g.canonical_etypes)
         # A row for each destination and, at most, a source for each edge.
-        per_node = _TENSORS_AT_ONCE * max(widest, 1) * (1 + edges / nodes)
+        per_node = _TENSORS_AT_ONCE * max(widest_row_bytes, 1) * (1 + edges / nodes)
         free = _free_memory(self.device) // 2
         if self.device.type == "cpu":
             free = min(free // self.group.machine.size, _BATCH_BYTES_ON_CPU)
@@ -269,7 +270,7 @@ def _free_memory(device: torch.device) -> int:
 
 
 def checked_plan(model: nn.Module, pattern: ProbeGraph, num_layers: int) -> InferencePlan:
-    """A plan that gives on the pattern what the model gives at once; raises if there is none.
+    """A plan whose result on the probe graph is the model's at once; raises if there is none.
 
     What the model itself raises on the way comes out as it is, with a note.
     """
@@ -278,14 +279,14 @@ def checked_plan(model: nn.Module, pattern: ProbeGraph, num_layers: int) -> Infe
     fix = f"move message passing into modules that are called with a block, or {AT_ONCE}"
     runner = LayerByLayer(model, pattern.graph, pattern.columns, plan, device, 2, None)
     try:
-        found = runner.run()
+        result = runner.run()
     except Exception as error:
         error.add_note(
             "Raised by the model while dgl_mgpu.inference did it layer by layer on a few nodes, of "
             f"which it did all layers at once. If it passes messages by itself, {fix}."
         )
         raise
-    for expected, rows in zip(leaves(plan.expected), leaves(found), strict=True):
+    for expected, rows in zip(leaves(plan.expected), leaves(result), strict=True):
         expected = expected.cpu()
         if not _close(expected, rows):
             raise InvalidInputError(
@@ -296,10 +297,10 @@ def checked_plan(model: nn.Module, pattern: ProbeGraph, num_layers: int) -> Infe
     return plan
 
 
-def _close(expected: torch.Tensor, found: torch.Tensor) -> bool:
+def _close(expected: torch.Tensor, actual: torch.Tensor) -> bool:
     if not expected.is_floating_point():
-        return torch.equal(expected, found)
+        return torch.equal(expected, actual)
     finite = expected[expected.isfinite()].abs()
     tolerance = torch.finfo(expected.dtype).eps ** (1 / 3)
     scale = float(finite.max()) if len(finite) else 1.0
-    return torch.allclose(expected, found, tolerance, tolerance * scale, equal_nan=True)
+    return torch.allclose(expected, actual, tolerance, tolerance * scale, equal_nan=True)

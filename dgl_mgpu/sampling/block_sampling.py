@@ -212,7 +212,7 @@ def _filled(
         indptr = of.indptr if of.indptr.dtype == of.src.dtype else of.indptr.to(of.src.dtype)
         csc = Compressed(indptr, of.src, None)
         relations.append(Relation(sources[src].shape[0], targets[dst].shape[0], csc=csc))
-    return blank.filled(relations, sources, targets, [of.eids for of in edges])
+    return blank.fill(relations, sources, targets, [of.eids for of in edges])
 
 
 def sample_graph_async(

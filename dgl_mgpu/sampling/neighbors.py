@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from dgl.heterograph_index import HeteroGraphIndex
 
-from dgl_mgpu.graph.arrays import as_tensor, is_null
+from dgl_mgpu.graph.dispatch import as_tensor, is_null
 from dgl_mgpu.graph.index import SubgraphIndex, TensorIndex
 from dgl_mgpu.ops import negative_edges
 from dgl_mgpu.sampling.labor import Variates, pick_labor, take_all

@@ -13,7 +13,7 @@ import torch
 from dgl.heterograph_index import HeteroGraphIndex
 
 from dgl_mgpu.errors import InvalidInputError
-from dgl_mgpu.graph.arrays import as_tensor, is_null
+from dgl_mgpu.graph.dispatch import as_tensor, is_null
 from dgl_mgpu.graph.index import SubgraphIndex
 from dgl_mgpu.ops import SampledNeighbors, SampleKey
 from dgl_mgpu.sampling.seed_edges import (

@@ -13,7 +13,7 @@ from dgl.heterograph_index import HeteroGraphIndex
 
 from dgl_mgpu.errors import InvalidInputError, InvalidWeightError
 from dgl_mgpu.graph import random
-from dgl_mgpu.graph.arrays import as_tensor, is_null
+from dgl_mgpu.graph.dispatch import as_tensor, is_null
 from dgl_mgpu.graph.index import SubgraphIndex, TensorIndex
 from dgl_mgpu.graph.pinning.pinned_graphs import pinned_tensors
 from dgl_mgpu.graph.pinning.pinning import gather_pinned_tensor_rows

@@ -16,7 +16,7 @@ import torch
 from dgl.heterograph_index import HeteroGraphIndex
 
 from dgl_mgpu.errors import IdOutOfRangeError, InvalidInputError, InvalidWeightError
-from dgl_mgpu.graph.arrays import as_tensor, is_null
+from dgl_mgpu.graph.dispatch import as_tensor, is_null
 from dgl_mgpu.graph.index import TensorIndex
 from dgl_mgpu.graph.relation import Relation, ranges
 from dgl_mgpu.ops import SampleKey

@@ -15,8 +15,7 @@ from benchmarks import fullgraph, fullgraph_gpu, gcn_gpu, mgg_gpu
 from benchmarks.fullgraph import SHAPES, ExpectedSums, Shape, graph_of, random_rows
 from benchmarks.gcn_cases import CASES, Case
 from benchmarks.gcn_training import ONE_D, PEER, InTurns, Setting, Stack
-from dgl_mgpu.distributed.exchange.broadcast import Broadcast
-from dgl_mgpu.distributed.exchange.chunks import Chunks
+from dgl_mgpu.distributed.exchange.collectives import Broadcast, Chunks
 from dgl_mgpu.distributed.exchange.schedule import Returning, nothing
 from dgl_mgpu.distributed.local_part import cut
 from dgl_mgpu.distributed.partition import Ownership

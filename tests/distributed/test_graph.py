@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 import dgl_mgpu
-from dgl_mgpu.distributed.exchange.strategy import ExchangeStrategy
+from dgl_mgpu.distributed.exchange.strategies import ExchangeStrategy
 from dgl_mgpu.distributed.graph import PartitionedGraph
 from dgl_mgpu.errors import (
     DGLMGPUError,

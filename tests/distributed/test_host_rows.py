@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from dgl_mgpu.distributed import host_features as host
 from dgl_mgpu.distributed.graph import partition_graph
 from dgl_mgpu.distributed.host_features import HostRows
-from dgl_mgpu.distributed.host_features import host_rows as host
 from dgl_mgpu.errors import InvalidInputError
 from tests.distributed.graphs import homogeneous
 from tests.ranks import on_gpus_too

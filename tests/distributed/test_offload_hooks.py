@@ -9,9 +9,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dgl_mgpu.config.schema import ModelConfig
-from dgl_mgpu.distributed.host_features import HostRows, placement
-from dgl_mgpu.distributed.host_features.offload_hooks import offloaded_rows
-from dgl_mgpu.distributed.host_features.placement import are_for_host
+from dgl_mgpu.distributed import host_features
+from dgl_mgpu.distributed.host_features import HostRows, are_for_host, offloaded_rows
 from dgl_mgpu.models.homogeneous import build_model
 from tests.distributed.graphs import homogeneous
 
@@ -144,7 +143,7 @@ def test_inputs_without_host_rows_are_passed_on():
 def _place(asked: str, nbytes: int, free: list[float]) -> bool:
     rank = torch.distributed.get_rank()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(placement, "free_bytes", lambda device: free[rank])
+        patch.setattr(host_features, "free_bytes", lambda device: free[rank])
         return are_for_host(asked, nbytes, torch.device("cpu"))
 
 
@@ -157,7 +156,7 @@ def test_all_ranks_decide_alike_where_features_are(ranks):
 
 
 def test_that_features_stay_is_said(monkeypatch, caplog):
-    monkeypatch.setattr(placement, "free_bytes", lambda device: 6e9)
+    monkeypatch.setattr(host_features, "free_bytes", lambda device: 6e9)
     assert are_for_host("auto", 2_000_000_000, torch.device("cpu"))
     assert not are_for_host("auto", 1_000_000_000, torch.device("cpu"))
     assert [record.message for record in caplog.records] == [

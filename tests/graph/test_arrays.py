@@ -9,8 +9,7 @@ from dgl import ndarray as nd
 from dgl.utils import Filter
 from dgl.utils.checks import is_sorted_srcdst
 
-from dgl_mgpu.graph.arrays import as_tensor, cast_to_signed, is_null
-from dgl_mgpu.graph.dispatch import tensor_backed_graphs
+from dgl_mgpu.graph.dispatch import as_tensor, cast_to_signed, is_null, tensor_backed_graphs
 
 IDTYPES = [torch.int32, torch.int64]
 

@@ -9,7 +9,7 @@ import torch
 
 from benchmarks.fullgraph import Shape, random_rows
 from benchmarks.mgg_baselines import RemoteEntries, SeparateReads
-from dgl_mgpu.distributed.exchange.chunks import Chunks
+from dgl_mgpu.distributed.exchange.collectives import Chunks
 from dgl_mgpu.distributed.exchange.remote_reads import RemoteReads
 from dgl_mgpu.distributed.local_part import cut
 from dgl_mgpu.distributed.partition import Ownership

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from dgl_mgpu.distributed.exchange.chunks import Chunks
+from dgl_mgpu.distributed.exchange.collectives import Chunks
 from dgl_mgpu.distributed.exchange.remote_reads import RemoteReads
 from dgl_mgpu.distributed.local_part import cut
 from dgl_mgpu.distributed.partition import ranges, shuffled

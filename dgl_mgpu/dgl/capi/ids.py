@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from dgl_mgpu.graph.arrays import as_tensor, is_null
+from dgl_mgpu.graph.dispatch import as_tensor, is_null
 from dgl_mgpu.graph.errors import InvalidCallError, UnknownIdError
 
 _SAMPLE = "sample neighbors"

@@ -67,8 +67,8 @@ class Profile:
 
 
 _OPERATORS = {
-    "gspmm": "SpMM",
-    "gsddmm": "SDDMM",
+    "gspmm_forward": "SpMM",
+    "gsddmm_forward": "SDDMM",
     "edge_softmax": "Edge_softmax_forward",
     "edge_softmax_backward": "Edge_softmax_backward",
 }
@@ -133,7 +133,7 @@ def wrap_methods() -> None:
 def _methods() -> Iterator[tuple[Any, str, str]]:
     """Owner, attribute and C function of what is called without one."""
     from dgl_mgpu.graph.index import TensorIndex  # needs DGL, which needs this module
-    from dgl_mgpu.graph.message_passing import sparse_ops
+    from dgl_mgpu.graph.message_passing import operators
 
     seen = set()
     for name, entry in ENTRIES.items():
@@ -143,7 +143,7 @@ def _methods() -> Iterator[tuple[Any, str, str]]:
             seen.add(method)
             yield TensorIndex, method, name
     for operator, kernel in _OPERATORS.items():
-        yield sparse_ops, operator, f"sparse._CAPI_DGLKernel{kernel}"
+        yield operators, operator, f"sparse._CAPI_DGLKernel{kernel}"
 
 
 def _recorded(function: Callable[..., Any], name: str) -> Callable[..., Any]:

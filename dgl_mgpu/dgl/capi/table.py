@@ -37,15 +37,15 @@ _TABLE: dict[Implementation, dict[str, str]] = {
     _NATIVE: {
         "graph.blocks:": "capi: DGLToBlock=to_block",
         "graph.message_passing.segment:": "sparse: DGLKernelSegmentReduce=segment_reduce",
-        "graph.message_passing.sparse_ops:": """
+        "graph.message_passing.c_functions:": """
             sparse: DGLKernelEdge_softmax_backward=edge_softmax_backward_into
                 DGLKernelEdge_softmax_forward=edge_softmax_into DGLKernelSDDMM=sddmm_into
                 DGLKernelSDDMMHetero=sddmm_hetero_into DGLKernelSpMM=spmm_into
                 DGLKernelSpMMHetero=spmm_hetero_into
         """,
         "graph.pinning.pinning:": """
-            ndarray.uvm: DGLIndexScatterGPUToCPU=scatter_rows_to_host
-                DGLIndexSelectCPUFromGPU=gather_rows_of_host
+            ndarray.uvm: DGLIndexScatterGPUToCPU=scatter_pinned_tensor_rows
+                DGLIndexSelectCPUFromGPU=gather_pinned_tensor_rows
         """,
         "sampling.neighbors:": """
             sampling.negative: DGLGlobalUniformNegativeSampling=global_uniform_negative_sampling
@@ -63,14 +63,13 @@ _TABLE: dict[Implementation, dict[str, str]] = {
         """,
     },
     _TORCH: {
-        "graph.arrays:": "ndarray: DGLArrayCastToSigned=cast_to_signed",
+        "graph.dispatch:": "ndarray: DGLArrayCastToSigned=cast_to_signed",
         "graph.batch:": """
             heterograph_index: DGLHeteroDisjointPartitionBySizes_v2=disjoint_partition
                 DGLHeteroDisjointUnion_v2=disjoint_union
                 DGLHeteroGetFlattenedGraph=flatten_relations DGLHeteroJointUnion=joint_union
                 DGLHeteroSlice=slice_index
         """,
-        "graph.checks:": "utils.checks: DGLCOOIsSorted=coo_is_sorted",
         "graph.creation:": """
             heterograph_index: DGLHeteroContext=context DGLHeteroCopyTo=copy_to
                 DGLHeteroCreateHeteroGraph=create_heterograph
@@ -97,7 +96,6 @@ _TABLE: dict[Implementation, dict[str, str]] = {
                 DGLHeteroRecordStream=record_stream DGLHeteroReverse=reverse
                 DGLHeteroSuccessors=successors
         """,
-        "graph.message_passing.csr:": "sparse: DGLCSRMM=csrmm DGLCSRMask=csrmask DGLCSRSum=csrsum",
         "graph.message_passing.geometry:": """
             geometry: FarthestPointSampler=farthest_point_sampler NeighborMatching=neighbor_matching
             transform: DGLKNN=knn DGLNNDescent=nn_descent
@@ -107,8 +105,9 @@ _TABLE: dict[Implementation, dict[str, str]] = {
                 DGLKernelGATHERMMSCATTER=gather_mm_scatter DGLKernelSEGMENTMM=segment_mm
                 DGLKernelSEGMENTMMBackwardB=segment_mm_backward_b DGLKernelScatterAdd=scatter_add
         """,
-        "graph.message_passing.sparse_ops:": """
-            sparse: DGLKernelUpdateGradMinMaxHetero=update_grad_minmax_hetero
+        "graph.message_passing.c_functions:": """
+            sparse: DGLCSRMM=csrmm DGLCSRMask=csrmask DGLCSRSum=csrsum
+                DGLKernelUpdateGradMinMaxHetero=update_grad_minmax_hetero
         """,
         "graph.partition:": """
             partition: DGLNDArrayPartitionCreateRangeBased=NDArrayPartition
@@ -134,6 +133,7 @@ _TABLE: dict[Implementation, dict[str, str]] = {
             transform: DGLCompactGraphs=compact_graphs DGLHeteroLineGraph=line_graph
                 DGLHeteroSortInEdges=sort_in_edges DGLHeteroSortOutEdges=sort_out_edges
                 DGLToSimpleHetero=to_simple
+            utils.checks: DGLCOOIsSorted=coo_is_sorted
         """,
         "sampling.filter:": """
             utils.filter: DGLFilterCreateFromSet=create_from_set

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from dgl_mgpu.dgl.patches import DISTRIBUTED, override
-from dgl_mgpu.graph.dispatch import is_tensor_backed
+from dgl_mgpu.graph.dispatch import TensorBacked, is_tensor_backed
 from dgl_mgpu.graph.originals import originals
 
 
@@ -77,7 +77,8 @@ def update_all(
 ) -> None:
     """In place of ``DGLGraph.update_all``: a graph of one relation is not sliced to that first."""
     index = self._graph
-    if is_tensor_backed(index) and index.is_single:
+    is_ours = isinstance(index, TensorBacked)
+    if is_ours and index.schema.is_single:
         from dgl_mgpu.graph.message_passing import operators
 
         operators.update_all(self, message_func, reduce_func, apply_node_func, etype)
@@ -91,7 +92,8 @@ def apply_edges(self: Any, func: Any, edges: Any = "__ALL__", etype: Any = None)
     from dgl.base import is_all
 
     index = self._graph
-    if is_tensor_backed(index) and index.is_single and etype is None and is_all(edges):
+    is_ours = isinstance(index, TensorBacked)
+    if is_ours and index.schema.is_single and etype is None and is_all(edges):
         from dgl_mgpu.graph.message_passing import operators
 
         if operators.is_message(func):

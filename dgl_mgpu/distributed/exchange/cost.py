@@ -1,7 +1,7 @@
 """How long each strategy to exchange rows should take: an analytical model.
 
-MGG's (section 4), of what its warps have to do, extended to the other strategies.  It is there to
-tell what is worth trying: who is fastest is measured.
+MGG's (section 4), of the work of its warps, extended to the other strategies.  It says what is
+worth trying; which is fastest is measured.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 
 from dgl_mgpu.comm.communicator import Communicator
-from dgl_mgpu.distributed.exchange.strategy import BROADCAST, HALO_BLOCKING, ExchangeStrategy
+from dgl_mgpu.distributed.exchange.strategies import BROADCAST, HALO_BLOCKING, ExchangeStrategy
 from dgl_mgpu.distributed.local_part import Part
 from dgl_mgpu.machine import probe
 from dgl_mgpu.machine.topology import GB
@@ -27,23 +27,11 @@ _BYTES_OF_EDGE = 24
 
 
 class Rates(NamedTuple):
-    """What a machine's GPUs do.
+    """What each of a machine's GPUs does; a CPU counts as one multiprocessor."""
 
-    Attributes
-    ----------
-    link : float
-        Bytes a second that each takes in from the others.
-    memory : float
-        Bytes a second that each reads of its own memory.
-    latency : float
-        Seconds before a round's rows begin to come.
-    multiprocessors : int
-        Of each GPU; 1 on a CPU.
-    """
-
-    link: float
-    memory: float
-    latency: float
+    link: float  # bytes a second that it takes in from the others
+    memory: float  # bytes a second that it reads of its own memory
+    latency: float  # seconds before a round's rows begin to come
     multiprocessors: int
 
     @classmethod
@@ -61,25 +49,13 @@ class Rates(NamedTuple):
 
 
 class RankLoad(NamedTuple):
-    """What sums take of one rank.
-
-    Attributes
-    ----------
-    own_src, own_dst : int
-        Nodes.
-    edges : list of int, length ranks
-        By who owns their sources.
-    wanted : list of int, length ranks
-        Rows of each other rank.
-    sending : int
-        Rows that others want of it.
-    """
+    """The work that sums give one rank."""
 
     own_src: int
     own_dst: int
-    edges: list[int]
-    wanted: list[int]
-    sending: int
+    edges: list[int]  # by the rank that owns their sources
+    wanted: list[int]  # rows of each other rank
+    sending: int  # rows that others want of it
 
     @classmethod
     def of(cls, part: Part) -> RankLoad:
@@ -99,16 +75,7 @@ class _Round(NamedTuple):
 
 
 class Model:
-    """Estimates for one part of a graph, the same on all ranks.
-
-    Parameters
-    ----------
-    loads : sequence of Load
-        Of every rank.
-    rates : Rates
-    id_bytes : int
-        Of the graph's ids.
-    """
+    """Estimates for one part of a graph, from the loads of all ranks; the same on all ranks."""
 
     def __init__(self, loads: Sequence[RankLoad], rates: Rates, id_bytes: int) -> None:
         self._loads, self._rates, self._id_bytes = loads, rates, id_bytes
@@ -119,7 +86,7 @@ class Model:
         return max(of_rank(strategy, rank, row_bytes) for rank in range(len(self._loads)))
 
     def extra_bytes(self, strategy: ExchangeStrategy, row_bytes: int) -> int:
-        """What a strategy takes of a rank's memory, beside the part: tiles, and two rounds' rows.
+        """Memory that a strategy takes on a rank besides the part: tiles, and two rounds' rows.
 
         Also what it lends to others, in both halves of its window, and the parts of rows that a
         pipeline's warps share.
@@ -127,7 +94,7 @@ class Model:
         most = 0
         for rank, load in enumerate(self._loads):
             rounds = self._rounds(strategy, rank)
-            rows = sum(sorted(each.rows for each in rounds)[-2:])
+            rows = sum(sorted(part.rows for part in rounds)[-2:])
             rows += 0 if strategy == BROADCAST else 2 * load.sending
             rows += load.own_src if strategy == HALO_BLOCKING else 0
             # Tiles and their transposes; where the part is the only tile, its transpose.
@@ -162,13 +129,13 @@ class Model:
         load, rates = self._loads[rank], self._rates
         rounds = self._rounds(strategy, rank)
         arriving = [
-            rates.latency + each.rows * row_bytes / rates.link if each.rows else 0.0
-            for each in rounds
+            rates.latency + part.rows * row_bytes / rates.link if part.rows else 0.0
+            for part in rounds
         ]
         # Sums are written in the first round, read and written in the others.
         adding = [
-            (each.edges + load.own_dst * (2 if number else 1)) * row_bytes / rates.memory
-            for number, each in enumerate(rounds)
+            (part.edges + load.own_dst * (2 if number else 1)) * row_bytes / rates.memory
+            for number, part in enumerate(rounds)
         ]
         picked = 0 if strategy == BROADCAST else load.sending
         picked += load.own_src if strategy == HALO_BLOCKING else 0

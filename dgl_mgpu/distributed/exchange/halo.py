@@ -1,4 +1,4 @@
-"""Rows of other ranks' nodes: each fetched once, however many edges come from it."""
+"""Rows of other ranks' nodes, each fetched once, however many edges come from it."""
 
 from __future__ import annotations
 
@@ -16,14 +16,6 @@ class Halo:
     """Brings a rank the rows of its halo, and takes back what was added to them.
 
     Both are collective: every rank of ``group`` calls them, in the same order.
-
-    Parameters
-    ----------
-    part : Part
-    group : torch.distributed.ProcessGroup or None
-        None for a single rank.
-    window : Window, optional
-        Of GPUs that read each other's memory.
     """
 
     def __init__(
@@ -33,33 +25,15 @@ class Halo:
         self._whole = halo_in_chunks(part, group, window, 1, read_all=False)
 
     def fetch(self, rows: torch.Tensor) -> torch.Tensor:
-        """The halo's rows.
-
-        Parameters
-        ----------
-        rows : Tensor, shape (num_own_src, \\*shape)
-            The rank's own.
-
-        Returns
-        -------
-        Tensor, shape (num_halo, \\*shape)
-        """
+        """The halo's rows, shape (num_halo, \\*shape), given the rank's own."""
         if self.part.num_ranks == 1:
             return rows.new_empty(0, *rows.shape[1:])
         return self._whole.start(1, rows)()
 
     def give_back(self, rows: torch.Tensor, reduce: str = "sum") -> torch.Tensor:
-        """The sum of what other ranks have for each of this rank's rows; the transpose of `fetch`.
+        """For each own row, the sum of what other ranks have for it; the transpose of `fetch`.
 
-        Parameters
-        ----------
-        rows : Tensor, shape (num_halo, \\*shape)
-        reduce : {'sum', 'max'}
-            The highest instead, -inf where no other rank has any.
-
-        Returns
-        -------
-        Tensor, shape (num_own_src, \\*shape)
+        With 'max' the highest instead, -inf where no other rank has any.
         """
         highest = reduce == "max"
         start = -torch.inf if highest else 0

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
 
 from dgl_mgpu.comm.communicator import Communicator
-from dgl_mgpu.distributed.exchange.chunks import Chunks
+from dgl_mgpu.distributed.exchange.collectives import Chunks
 from dgl_mgpu.distributed.exchange.schedule import Arriving, Returning
 from dgl_mgpu.distributed.exchange.window import Window
 from dgl_mgpu.distributed.local_part import Part
@@ -25,18 +24,9 @@ class PeerChunks(Chunks):
     """As `Chunks`, between GPUs that read each other's memory.
 
     Messages of NCCL take multiprocessors from the sums that they overlap with, and carry small
-    chunks slowly; copy engines do neither.
-
-    A rank whose halo has most of another's rows is lent all of them: picking them out would take
-    longer than copying a few more.
-
-    Parameters
-    ----------
-    part : Part
-    window : Window
-    num_chunks : int
-    read_all : bool
-        Whether rounds may have more rows than those of the halo for that.
+    chunks slowly; copy engines do neither.  A rank whose halo has most of another's rows is lent
+    all of them, unless ``read_all`` is off: picking them out would take longer than copying a few
+    more.
     """
 
     def __init__(
@@ -52,7 +42,7 @@ class PeerChunks(Chunks):
         self._shared_rows = shared_rows[part.rank]
         #: Of each other rank, where its rows for this one begin, and whether they are all it has.
         self._shared_with_me = [
-            (each.starts[part.rank], part.rank in each.wholly) for each in shared_rows
+            (lent.starts[part.rank], part.rank in lent.wholly) for lent in shared_rows
         ]
         # Of each rank, by round, how many rows it gets of each one, and later gives back.
         passed = [
@@ -74,7 +64,7 @@ class PeerChunks(Chunks):
         self._returned_at = [
             [sum(of_rank[: part.rank]) for of_rank in of_round] for of_round in rounds
         ]
-        self._most_shared_rows = max(each.num_rows for each in shared_rows)
+        self._most_shared_rows = max(lent.num_rows for lent in shared_rows)
         self._most_returned = max(sum(of_rank) for of_round in rounds for of_rank in of_round)
         #: Own rows that are picked out for others.
         self._picked = part.sent
@@ -96,10 +86,10 @@ class PeerChunks(Chunks):
                     continue
                 halo = self.part.halo[halo_bounds[rank] : halo_bounds[rank + 1]]
                 if self._shared_with_me[rank][1]:
-                    found = halo - self.part.src.bounds[rank]
+                    at = halo - self.part.src.bounds[rank]
                 else:
-                    found = torch.arange(count, device=halo.device)
-                places[starts[rank] : starts[rank + 1]] = begin + found
+                    at = torch.arange(count, device=halo.device)
+                places[starts[rank] : starts[rank + 1]] = begin + at
                 begin += count
             sizes[number] = begin
         return rounds, places, sizes
@@ -119,7 +109,13 @@ class PeerChunks(Chunks):
                 if len(place):
                     start, _ = self._shared_with_me[rank]
                     place.copy_(_rows_at(self._memory[rank], start, len(place), room))
-        return partial(_arrived, self._window.done(room, rows), room)
+        wait = self._window.done(room, rows)
+
+        def arrived() -> torch.Tensor:
+            wait()
+            return room
+
+        return arrived
 
     def _lend(self, rows: torch.Tensor) -> None:
         self._memory = self._window.turn(self._most_shared_rows * _row_bytes(rows))
@@ -152,38 +148,23 @@ class PeerChunks(Chunks):
                 if rank in self._shared_rows.wholly:
                     own += found
                 else:
-                    self._join(own, found, rank, highest)
+                    self._add(own, found, rank, highest)
 
         return Returning(wait, add)
 
 
 class _SharedRows:
-    """What a rank lends to the others.
+    """The rows that a rank lends, given how many each rank wants.
 
-    Parameters
-    ----------
-    sending : list of int
-        How many rows each rank wants.
-    num_own : int
-        Of the lending rank's rows.
-    most : float
-        Share of its rows from which on a rank is lent all of them.
-
-    Attributes
-    ----------
-    wholly : set of int
-        Ranks that are lent all of them.
-    starts : list of int
-        Where each rank's rows begin.
-    num_rows : int
-        Rows lent.
+    From the share ``most`` of its rows on, a rank is lent all of them.
     """
 
     def __init__(self, sending: list[int], num_own: int, most: float) -> None:
+        #: Ranks that are lent all of the rows.
         self.wholly = {
             rank for rank, count in enumerate(sending) if count and count >= most * num_own
         }
-        self.starts = []
+        self.starts = []  # where each rank's rows begin
         end = num_own if self.wholly else 0
         for rank, count in enumerate(sending):
             self.starts.append(0 if rank in self.wholly else end)
@@ -204,11 +185,6 @@ def halo_in_chunks(
     return PeerChunks(part, window, num_chunks, read_all)
 
 
-def _arrived(wait: Callable[[], None], room: torch.Tensor) -> torch.Tensor:
-    wait()
-    return room
-
-
 def _row_bytes(rows: torch.Tensor) -> int:
     return math.prod(rows.shape[1:]) * rows.element_size()
 
@@ -216,5 +192,5 @@ def _row_bytes(rows: torch.Tensor) -> int:
 def _rows_at(memory: torch.Tensor, start: int, count: int, like: torch.Tensor) -> torch.Tensor:
     """Rows of ``like``'s type and shape in a rank's memory."""
     row_bytes = _row_bytes(like)
-    found = memory[start * row_bytes : (start + count) * row_bytes].view(like.dtype)
-    return found.view(count, *like.shape[1:])
+    raw = memory[start * row_bytes : (start + count) * row_bytes].view(like.dtype)
+    return raw.view(count, *like.shape[1:])

@@ -11,7 +11,7 @@ from functools import cached_property
 
 import torch
 
-from dgl_mgpu.distributed.exchange.chunks import Chunks
+from dgl_mgpu.distributed.exchange.collectives import Chunks
 from dgl_mgpu.distributed.exchange.schedule import Arriving, CommSchedule, Returning
 from dgl_mgpu.distributed.exchange.window import Window
 from dgl_mgpu.errors import InvalidInputError
@@ -23,19 +23,8 @@ class RemoteReads(CommSchedule):
     """Two rounds: the rank's own rows and the halo's, which one kernel reads at the same time.
 
     Sums back to the sources, and those with weights that are not of whole columns, are no matter of
-    reading rows: there rows are exchanged as the halo in one chunk.
-
-    Parameters
-    ----------
-    halo : Chunks
-        In one chunk.
-    window : Window
-    pipeline : Pipeline, optional
-
-    Attributes
-    ----------
-    pipeline : Pipeline
-        May be set to another one at any time: sums differ in the order of additions.
+    reading rows: there rows are exchanged as the halo, in one chunk.  The pipeline may be changed
+    at any time: sums differ in the order of additions.
     """
 
     def __init__(self, halo: Chunks, window: Window, pipeline: Pipeline | None = None) -> None:
@@ -94,7 +83,7 @@ class RemoteReads(CommSchedule):
         with stage("exchange"), stage("waiting"):
             mine.view(rows.dtype).view(rows.shape).copy_(rows)
             self._window.wait_for_all()
-        return _on_device(tuple(each.data_ptr() for each in memory), rows.device)
+        return _on_device(tuple(window.data_ptr() for window in memory), rows.device)
 
     @cached_property
     def _entries(self) -> tuple[Entries, Entries]:

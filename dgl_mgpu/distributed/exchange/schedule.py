@@ -1,11 +1,13 @@
 """Sums over in-edges in rounds: while one round's rows are added up, the next one's arrive.
 
 MG-GCN, section 4.3.  A round has some of the source rows, and a *tile* of the rank's part: the
-edges that come from these.  What a round's rows are is up to the kind of exchange.
+edges that come from these.  Each strategy to exchange rows has rounds of its own.
 """
 
 from __future__ import annotations
 
+import functools
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import cached_property, partial
@@ -17,6 +19,51 @@ import torch.distributed as dist
 from dgl_mgpu.distributed.local_part import Part
 from dgl_mgpu.graph.relation import Compressed, Relation
 from dgl_mgpu.ops import add_spmm, spmm
+from dgl_mgpu.ops.view import as_words
+from dgl_mgpu.utils.stages import somebody_listens, stage
+
+
+def sendable(rows: torch.Tensor) -> torch.Tensor:
+    """Contiguous rows as integers, which gloo and NCCL both send; without a copy."""
+    if not math.prod(rows.shape[1:]):
+        return rows.new_empty(len(rows), 0, dtype=torch.uint8)
+    words = as_words(rows)
+    return words.view(torch.uint8) if words.dtype == torch.int16 else words
+
+
+class Message:
+    """A collective call that is under way; ``work`` was started just now with ``async_op=True``.
+
+    Waiting for it is the stage "waiting".  As long as it takes a GPU, that is the stage "exchange":
+    a stream of its own waits for it as well, and does nothing else, where somebody listens.  When
+    gloo is done is seen only by who waits.  The tensors that it sends and writes to are held until
+    it is waited for.
+    """
+
+    def __init__(self, work: dist.Work, *used: torch.Tensor) -> None:
+        self._work = work
+        self._used = used
+        device = used[0].device
+        # Else it would only cost each message some calls, and fork the capture of a CUDA graph,
+        # which nothing joins again.
+        if device.type == "cuda" and somebody_listens():
+            observer = _observer_stream(device)
+            observer.wait_stream(torch.cuda.current_stream(device))
+            with torch.cuda.stream(observer), stage("exchange"):
+                work.wait()
+
+    def wait(self) -> None:
+        """Wait until it has come: the host, or for a GPU torch's current stream."""
+        with stage("waiting"):
+            self._work.wait()
+        self._used = ()
+
+
+@functools.cache
+def _observer_stream(device: torch.device) -> torch.cuda.Stream:
+    """One for all messages, which take turns as those of a process group do."""
+    return torch.cuda.Stream(device)
+
 
 Arriving = Callable[[], torch.Tensor]
 
@@ -24,12 +71,8 @@ Arriving = Callable[[], torch.Tensor]
 class Returning(NamedTuple):
     """Rows that go back to their owners.
 
-    Attributes
-    ----------
-    wait : callable
-        Waits until they have come; what was sent may then be freed.
-    add : callable
-        Adds what has come to this rank's own rows.
+    ``wait`` waits until they have come; what was sent may then be freed.  ``add`` adds them to this
+    rank's own rows.
     """
 
     wait: Callable[[], object]
@@ -41,14 +84,10 @@ def nothing(*_: torch.Tensor) -> None:
 
 
 class Tile:
-    """The edges that come from one round's rows.
+    """The edges from one round's rows to own rows.
 
-    Parameters
-    ----------
-    relation : Relation
-        From the round's rows to own rows.
-    find_entries : callable, optional
-        Finds their numbers in the part; none where they are all of the part's edges, in order.
+    ``find_entries`` finds their numbers in the part, on first use; none where they are all of the
+    part's edges, in order.
     """
 
     def __init__(
@@ -59,7 +98,7 @@ class Tile:
 
     @cached_property
     def entries(self) -> torch.Tensor | None:
-        """Their numbers in the part, for weights; found when they are first asked for."""
+        """Their numbers in the part, for weights."""
         return None if self._find_entries is None else self._find_entries()
 
     def of(self, weights: torch.Tensor | None) -> torch.Tensor | None:
@@ -72,13 +111,8 @@ class Tile:
 class CommSchedule(ABC):
     """One strategy to exchange rows for sums over in-edges.
 
-    All methods are collective: every rank of ``group`` calls them, in the same order.
-
-    Parameters
-    ----------
-    part : Part
-    group : torch.distributed.ProcessGroup or None
-        None for a single rank.
+    All methods are collective: every rank of ``group``, which is None for a single rank, calls them
+    in the same order.
     """
 
     #: The round of the rank's own rows.
@@ -90,28 +124,21 @@ class CommSchedule(ABC):
 
     @abstractmethod
     def columns(self) -> tuple[torch.Tensor, torch.Tensor, list[int]]:
-        """Of each of the part's source rows, its round and its place there; and rounds' sizes."""
+        """The round of each of the part's source rows, its place there, and the sizes of rounds."""
 
     @abstractmethod
     def start(self, number: int, rows: torch.Tensor) -> Arriving:
-        """Begin to exchange a round's rows, given own ``rows``; what waits for them."""
+        """Begin to exchange a round's rows, given own ``rows``; the result waits for them."""
 
     @abstractmethod
     def start_return(self, number: int, rows: torch.Tensor) -> Returning:
         """Begin to take a round's rows back; those of the own round stay where they are."""
 
     def sums(self, rows: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
-        """For each own destination, the sum of its in-edges' sources.
+        """For each own destination, the sum of its in-edges' sources, multiplied with their
+        weights.
 
-        Parameters
-        ----------
-        rows : Tensor, shape (num_own_src, \\*shape)
-        weights : Tensor, shape (num_edges, \\*weight_shape), optional
-            What rows are multiplied with.
-
-        Returns
-        -------
-        Tensor, shape (num_own_dst, \\*shape)
+        ``rows`` are those of own sources; weights have shape (num_edges, \\*weight_shape).
         """
         tiles = self.tiles
         out: torch.Tensor | None = None
@@ -185,8 +212,8 @@ def _summed(
         rows = rows.unsqueeze(1)
     op = "copy_lhs" if weights is None else "mul"
     if out is None:
-        found = spmm(indptr, indices, eids, rows, weights, op, "sum")[0]
-        return found if shape else found.squeeze(1)
+        total = spmm(indptr, indices, eids, rows, weights, op, "sum")[0]
+        return total if shape else total.squeeze(1)
     add_spmm(out if shape else out.unsqueeze(1), indptr, indices, eids, rows, weights, op)
     return out
 
@@ -204,9 +231,9 @@ class Sum(torch.autograd.Function):
     ) -> torch.Tensor:
         ctx.transpose = rounds, not transposed
         ctx.save_for_backward(weights)  # so that a change in place until then is noticed
-        found = (rounds.transposed_sums if transposed else rounds.sums)(rows, weights)
+        total = (rounds.transposed_sums if transposed else rounds.sums)(rows, weights)
         # Of a view that is made here autograd allows no change in place.
-        return found.detach()
+        return total.detach()
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, None, None, torch.Tensor]:  # type: ignore[override]

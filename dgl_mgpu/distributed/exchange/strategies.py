@@ -1,47 +1,85 @@
-"""The strategies to exchange rows that a group of ranks has, each made when it is first taken."""
+"""The strategies to exchange rows: their names, and those that a group of ranks has."""
 
 from __future__ import annotations
 
 import copy
 import itertools
+import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import torch.distributed as dist
 
-from dgl_mgpu.distributed.exchange.broadcast import Broadcast
-from dgl_mgpu.distributed.exchange.chunks import Chunks
-from dgl_mgpu.distributed.exchange.halo_blocking import WholeHalo
+from dgl_mgpu.distributed.exchange.collectives import Broadcast, Chunks, WholeHalo
 from dgl_mgpu.distributed.exchange.peer_memory import halo_in_chunks
 from dgl_mgpu.distributed.exchange.remote_reads import RemoteReads
 from dgl_mgpu.distributed.exchange.schedule import CommSchedule
-from dgl_mgpu.distributed.exchange.strategy import BROADCAST, HALO_BLOCKING, STEPS, ExchangeStrategy
 from dgl_mgpu.distributed.exchange.window import Window
 from dgl_mgpu.distributed.local_part import Part
+from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.ops.spmm_remote import Pipeline
+
+#: What a pipeline's parameters may be: MGG's ranges (section 4) in powers of two.
+STEPS = {"ps": (1, 2, 4, 8, 16, 32), "dist": (1, 2, 4, 8, 16), "wpb": (1, 2, 4, 8, 16)}
+#: Rounds of the halo where no number is given.
+_DEFAULT_CHUNKS = 2
+_HALO = re.compile(r"halo in ([1-9]\d{0,8})")
+_REMOTE = re.compile(r"remote reads, " + " ".join(rf"{name}=(\d{{1,9}})" for name in STEPS))
+#: Instead of a strategy's name: whichever is the fastest.
+AUTO = "auto"
+
+
+@dataclass(frozen=True)
+class ExchangeStrategy:
+    """Broadcast; or the halo, before all sums or in chunks; or remote reads with some pipeline."""
+
+    chunks: int = 0  # rounds of the halo; 0 for none
+    pipeline: Pipeline | None = None
+    is_blocking: bool = False  # the halo comes before all sums
+
+    def __str__(self) -> str:
+        if self.pipeline is not None:
+            steps = (f"{name}={getattr(self.pipeline, name)}" for name in STEPS)
+            return f"remote reads, {' '.join(steps)}"
+        if self.is_blocking:
+            return "halo at first"
+        return f"halo in {self.chunks}" if self.chunks else "broadcast"
+
+    @classmethod
+    def named(cls, name: str) -> ExchangeStrategy:
+        """The strategy 'halo', 'broadcast', 'remote', or a name in full, as ``str`` writes it."""
+        fixed = {
+            "halo": cls(chunks=_DEFAULT_CHUNKS),
+            "remote": cls(pipeline=Pipeline()),
+            str(BROADCAST): BROADCAST,
+            str(HALO_BLOCKING): HALO_BLOCKING,
+        }
+        if strategy := fixed.get(str(name)):
+            return strategy
+        if chunks := _HALO.fullmatch(str(name)):
+            return cls(chunks=int(chunks[1]))
+        if parameters := _REMOTE.fullmatch(str(name)):
+            return cls(pipeline=Pipeline(*map(int, parameters.groups())))
+        raise InvalidInputError(
+            "exchange rows between ranks",
+            f"there is no exchange={name!r}",
+            f"use {AUTO}, halo, broadcast, remote, or one in full: 'halo at first', 'halo in 3', "
+            "'remote reads, ps=16 dist=8 wpb=2'",
+        )
+
+
+BROADCAST = ExchangeStrategy()
+HALO_BLOCKING = ExchangeStrategy(is_blocking=True)
+
 
 #: Chunks of a halo that are tried, beside one a rank.
 _CHUNKS = (1, 2, 4)
 
 
 class ExchangeStrategies:
-    """Those of one part of a graph.
+    """The strategies of one part of a graph, each prepared on first use.
 
-    Parameters
-    ----------
-    part : Part
-    group : torch.distributed.ProcessGroup or None
-        None for a single rank.
-    window : Window, optional
-        Of GPUs that read each other's memory: without one there are no remote reads.
-
-    Attributes
-    ----------
-    default : ExchangeStrategy
-        What is taken where there is nothing to choose.
-    candidates : list of ExchangeStrategy
-        Of remote reads, those with the pipeline that a search begins with.
-    by_name : dict of str to ExchangeStrategy
-        All that may be chosen, with all pipelines.
+    Remote reads need a ``window``, of GPUs that read each other's memory.
     """
 
     def __init__(
@@ -51,7 +89,9 @@ class ExchangeStrategies:
         self._window = window
         most = max(1, part.num_ranks - 1)
         chunks = sorted({count for count in (*_CHUNKS, most) if count <= most})
-        self.default = ExchangeStrategy(chunks=min(2, most))
+        #: What is taken where there is nothing to choose.
+        self.default = ExchangeStrategy(chunks=min(_DEFAULT_CHUNKS, most))
+        #: Of remote reads, those with the pipeline that a search begins with.
         self.candidates = [
             BROADCAST,
             HALO_BLOCKING,
@@ -64,25 +104,26 @@ class ExchangeStrategies:
                 ExchangeStrategy(pipeline=Pipeline(*parameters))
                 for parameters in itertools.product(*STEPS.values())
             ]
+        #: All that may be chosen, with all pipelines.
         self.by_name = {str(strategy): strategy for strategy in every}
-        self._made: dict[ExchangeStrategy, CommSchedule] = {}
+        self._schedules: dict[ExchangeStrategy, CommSchedule] = {}
         #: By the size of partitions: their pairs are costly to make, the rest is shared.
         self._readers: dict[int, RemoteReads] = {}
 
     def __getitem__(self, strategy: ExchangeStrategy) -> CommSchedule:
-        """What carries a strategy out; collective where it has not been made yet."""
+        """The schedule of a strategy; collective where it has not been made yet."""
         if strategy.pipeline is not None:
             reader = self._reader(strategy.pipeline.ps)
             reader.pipeline = strategy.pipeline
             return reader
-        if strategy not in self._made:
-            self._made[strategy] = self._make(strategy)
-        return self._made[strategy]
+        if strategy not in self._schedules:
+            self._schedules[strategy] = self._make(strategy)
+        return self._schedules[strategy]
 
     def keep(self, wanted: Iterable[ExchangeStrategy]) -> None:
-        """Forget all that is made but some strategies, with their tiles."""
+        """Drop all schedules except those of some strategies, with their tiles."""
         wanted = set(wanted)
-        self._made = {strategy: made for strategy, made in self._made.items() if strategy in wanted}
+        self._schedules = {key: value for key, value in self._schedules.items() if key in wanted}
         if all(strategy.pipeline is None for strategy in wanted):
             self._readers = {}
 
@@ -98,12 +139,9 @@ class ExchangeStrategies:
             if self._readers:  # with the tiles that it has
                 self._readers[ps] = copy.copy(next(iter(self._readers.values())))
             else:
-                self._readers[ps] = self._new_reader()
+                assert self._window is not None  # else there is no such candidate
+                self._readers[ps] = RemoteReads(self._halo(), self._window)
         return self._readers[ps]
-
-    def _new_reader(self) -> RemoteReads:
-        assert self._window is not None  # else there is no such candidate
-        return RemoteReads(self._halo(), self._window)
 
     def _halo(self) -> Chunks:
         """In one chunk, each row once."""

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -17,15 +18,91 @@ import torch.distributed as dist
 from dgl_mgpu.comm.communicator import Communicator
 from dgl_mgpu.distributed.exchange.cost import Model, RankLoad, Rates
 from dgl_mgpu.distributed.exchange.schedule import Arriving, CommSchedule, Returning
-from dgl_mgpu.distributed.exchange.search import Search, search
-from dgl_mgpu.distributed.exchange.strategies import ExchangeStrategies
-from dgl_mgpu.distributed.exchange.strategy import ExchangeStrategy
+from dgl_mgpu.distributed.exchange.strategies import STEPS, ExchangeStrategies, ExchangeStrategy
 from dgl_mgpu.distributed.memory import free_bytes
 from dgl_mgpu.ops.spmm_remote import DTYPES, Pipeline
 from dgl_mgpu.utils.stages import StageClock
 from dgl_mgpu.utils.tuning_cache import TuningCache
 
-#: Ways that are estimated to take so many times as long as the fastest are not tried.
+#: How often a strategy is timed at first, and when it is one of the fastest.
+_FIRST_TIMINGS, _FINAL_TIMINGS = 3, 7
+#: Seconds below which a call's time is as much the host's, which is now and then held up: more
+#: calls are timed then, of which the fastest was not.
+_SHORT, _MORE_TIMINGS = 1e-3, 6
+#: So many are timed again, if they are this close to the fastest.
+_FINALISTS, _CLOSE = 3, 1.15
+#: Remote reads that take so many times as long as the fastest strategy are searched no further.
+_HOPELESS = 2.0
+
+#: Yields a strategy and how often to time it, is sent the least seconds of a call; returns the
+#: fastest strategy.
+Search = Generator[tuple[ExchangeStrategy, int], float, ExchangeStrategy]
+
+Condition = Callable[[Pipeline], bool]
+
+
+def search(strategies: Sequence[ExchangeStrategy], fills: Condition, fits: Condition) -> Search:
+    """Time each strategy, remote reads' parameters one by one, and the fastest once more.
+
+    Of remote reads there is at most one strategy; ``fills`` and ``fits`` say whether a pipeline has
+    work for the whole GPU, and whether there is memory for it.
+    """
+    seconds: dict[ExchangeStrategy, float] = {}
+    for strategy in strategies:
+        seconds[strategy] = yield from _timed(strategy)
+    for strategy in strategies:
+        if strategy.pipeline is not None and seconds[strategy] <= _HOPELESS * min(seconds.values()):
+            yield from _climb(strategy.pipeline, seconds, fills, fits)
+    in_order = sorted(seconds, key=seconds.__getitem__)
+    finalists = [
+        strategy
+        for strategy in in_order[:_FINALISTS]
+        if seconds[strategy] <= _CLOSE * seconds[in_order[0]]
+    ]
+    if len(finalists) == 1:
+        return finalists[0]
+    for strategy in finalists:
+        seconds[strategy] = yield strategy, _FINAL_TIMINGS
+    return min(finalists, key=seconds.__getitem__)
+
+
+def _timed(strategy: ExchangeStrategy) -> Generator[tuple[ExchangeStrategy, int], float, float]:
+    seconds = yield strategy, _FIRST_TIMINGS
+    if seconds < _SHORT:
+        seconds = min(seconds, (yield strategy, _MORE_TIMINGS))
+    return seconds
+
+
+def _climb(
+    best: Pipeline, seconds: dict[ExchangeStrategy, float], fills: Condition, fits: Condition
+) -> Generator[tuple[ExchangeStrategy, int], float, None]:
+    """MGG's cross-iteration optimisation (section 4), one parameter after the other.
+
+    It begins in the middle of the ranges rather than at ones, and where more of a parameter does
+    not help tries less; MGG's retreat is another turn with the parameters found for the others.
+    What was timed is looked up.
+    """
+    before = None
+    while before != best:
+        before = best
+        for name, steps in STEPS.items():
+            for direction in (1, -1):
+                while True:
+                    place = steps.index(getattr(best, name)) + direction
+                    if not 0 <= place < len(steps):
+                        break
+                    tried = replace(best, **{name: steps[place]})
+                    if (direction > 0 and not fills(tried)) or not fits(tried):
+                        break
+                    strategy = ExchangeStrategy(pipeline=tried)
+                    if strategy not in seconds:
+                        seconds[strategy] = yield from _timed(strategy)
+                    if seconds[strategy] >= seconds[ExchangeStrategy(pipeline=best)]:
+                        break
+                    best = tried
+
+
+#: Strategies that are estimated to take so many times as long as the fastest are not tried.
 _WORTH_TRYING = 1.5
 #: Calls that are timed together: of one alone, the launch may take longer than the work.
 _CALLS = 4
@@ -35,107 +112,66 @@ FOUND = TuningCache("exchanges.json", 1, str)
 
 
 class Case(NamedTuple):
-    """What the fastest strategy depends on, beside the graph and the machine.
-
-    Attributes
-    ----------
-    transposed : bool
-    row_bytes : int
-    dtype : torch.dtype
-    num_weights : int
-        Of an edge; 0 for none.
-    """
+    """What the fastest strategy depends on, besides the graph and the machine."""
 
     transposed: bool
     row_bytes: int
     dtype: torch.dtype
-    num_weights: int
+    num_weights: int  # of an edge; 0 for none
 
     def __str__(self) -> str:
         what = "transposed sums" if self.transposed else "sums"
         return f"{what} of {self.row_bytes} B, {self.dtype}, {self.num_weights} weights"
 
     def allows(self, strategy: ExchangeStrategy) -> bool:
-        """Whether a strategy is one of its own: not all sums are a matter of reading rows."""
+        """Whether a strategy can do these sums: not all are a matter of reading rows."""
         may_be_read = not self.transposed and self.num_weights <= 1 and self.dtype in DTYPES
         return strategy.pipeline is None or may_be_read
 
 
-class Stopwatch(Protocol):
-    """Runs from when it is made; see `StageClock`."""
-
-    def ends(self, stage: str) -> None: ...
-
-    def seconds(self) -> dict[str, float]: ...
-
-
 class _Trials:
-    """A search under way.
-
-    Attributes
-    ----------
-    strategy : ExchangeStrategy
-        What is tried now.
-    watches : list of Stopwatch
-        Of its calls so far.
-    """
+    """A search under way: the strategy that is tried now, and the stopwatches of its calls."""
 
     def __init__(self, steps: Search) -> None:
         self._steps = steps
-        self._begin(next(steps))
-
-    def _begin(self, asked: tuple[ExchangeStrategy, int]) -> None:
-        self.strategy, self._calls = asked
-        self.watches: list[Stopwatch] = []
+        self.strategy, self._calls = next(steps)
+        self.watches: list[StageClock] = []
 
     @property
     def enough(self) -> bool:
         return len(self.watches) == self._calls
 
-    def go_on(self, seconds: float) -> ExchangeStrategy | None:
-        """Go on to the next strategy, after one that takes so long; the fastest if that was all."""
+    def advance(self, seconds: float) -> ExchangeStrategy | None:
+        """Go to the next strategy, given the time of this one; the fastest if that was all."""
         try:
-            self._begin(self._steps.send(seconds))
+            self.strategy, self._calls = self._steps.send(seconds)
         except StopIteration as end:
             return end.value
+        self.watches = []
         return None
 
 
 class Auto(CommSchedule):
-    """Takes each strategy to exchange rows for some calls, and then the one that was the fastest.
+    """Tries each strategy to exchange rows for some calls, and then takes the fastest.
 
-    Each width and type of rows, with weights or without, forwards and backwards, has its own.
-    Sums are right whatever strategy is taken, but have the same bits from one call to the next only
-    once it is found: strategies differ in the order of additions.  A strategy that is named gives
-    the same bits always.
+    Each width and type of rows, with weights or without, forwards and backwards, has its own.  Sums
+    are right whatever strategy is taken, but have the same bits from one call to the next only once
+    it is found: strategies differ in the order of additions.  A named strategy always gives the
+    same bits.
 
-    What was found is kept in a file (`FOUND`) for the same graph, partitioned the same
-    strategy, on such a machine.
-
-    Parameters
-    ----------
-    strategies : ExchangeStrategies
-        That there are between the ranks.
-    stopwatch : callable, optional
-        Makes what times a call, by default a `StageClock` of the part's device.
-    cached : bool
-        Whether to use what was found before, and to keep what is found.
-
-    Attributes
-    ----------
-    found : dict of Case to ExchangeStrategy
-        The fastest, of what has been tried out.
-    model : Model
+    With ``cached``, results are kept in a file (`FOUND`) for the same graph, partitioned the same
+    way, on such a machine.  ``stopwatch`` makes what times a call.
     """
 
     def __init__(
         self,
         strategies: ExchangeStrategies,
         *,
-        stopwatch: Callable[[], Stopwatch] | None = None,
+        stopwatch: Callable[[], StageClock] | None = None,
         cached: bool = True,
     ) -> None:
         super().__init__(strategies.part, strategies.group)
+        #: The fastest, of what has been tried.
         self.found: dict[Case, ExchangeStrategy] = {}
         self._strategies = strategies
         self._trials: dict[Case, _Trials] = {}
@@ -161,50 +197,51 @@ class Auto(CommSchedule):
         return self._strategies[self._strategies.default].start_return(number, rows)
 
     def sums(self, rows: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
-        return self._summed(False, rows, weights)
+        return self._sum(False, rows, weights)
 
     def transposed_sums(
         self, rows: torch.Tensor, weights: torch.Tensor | None = None
     ) -> torch.Tensor:
-        return self._summed(True, rows, weights)
+        return self._sum(True, rows, weights)
 
-    def _summed(
+    def _sum(
         self, transposed: bool, rows: torch.Tensor, weights: torch.Tensor | None
     ) -> torch.Tensor:
         row_bytes = math.prod(rows.shape[1:]) * rows.element_size()
         num_weights = 0 if weights is None else math.prod(weights.shape[1:])
         case = Case(transposed, row_bytes, rows.dtype, num_weights)
 
-        def by(strategy: ExchangeStrategy) -> torch.Tensor:
+        def sum_by(strategy: ExchangeStrategy) -> torch.Tensor:
             rounds = self._strategies[strategy]
             return (rounds.transposed_sums if transposed else rounds.sums)(rows, weights)
 
         if self.part.num_ranks == 1 or row_bytes == 0:
-            return by(self._strategies.default)
+            return sum_by(self._strategies.default)
         if case not in self.found and case not in self._trials:
             self._begin(case)
         if case in self.found:
-            return by(self.found[case])
-        return self._tried(case, by)
+            return sum_by(self.found[case])
+        return self._try(case, sum_by)
 
     def _begin(self, case: Case) -> None:
-        before = self._strategies.by_name.get(self._known.get(self._key(case), ""))
-        if before is not None:
-            self.found[case] = before
+        cached = self._strategies.by_name.get(self._known.get(self._key(case), ""))
+        if cached is not None:
+            self.found[case] = cached
             return
         room = min(self._ranks.all_gather(free_bytes(self._device)))
         strategies = self._worth_trying(case, room)
         if len(strategies) == 1:
             self.found[case] = strategies[0]
         else:
-            fits = partial(self._fits, case.row_bytes, room)
+
+            def fits(pipeline: Pipeline) -> bool:
+                strategy = ExchangeStrategy(pipeline=pipeline)
+                return self.model.extra_bytes(strategy, case.row_bytes) <= room
+
             self._trials[case] = _Trials(search(strategies, self.model.fills, fits))
 
-    def _fits(self, row_bytes: int, room: float, pipeline: Pipeline) -> bool:
-        return self.model.extra_bytes(ExchangeStrategy(pipeline=pipeline), row_bytes) <= room
-
     def _worth_trying(self, case: Case, room: float) -> list[ExchangeStrategy]:
-        """Ways that may be the fastest and have room, the most promising first."""
+        """Strategies that may be the fastest and have room, the most promising first."""
         allowed = [strategy for strategy in self._strategies.candidates if case.allows(strategy)]
         needs = {strategy: self.model.extra_bytes(strategy, case.row_bytes) for strategy in allowed}
         fitting = [strategy for strategy in allowed if needs[strategy] <= room]
@@ -215,46 +252,42 @@ class Auto(CommSchedule):
         limit = _WORTH_TRYING * seconds[in_order[0]]
         return [strategy for strategy in in_order if seconds[strategy] <= limit]
 
-    def _tried(self, case: Case, by: Callable[[ExchangeStrategy], torch.Tensor]) -> torch.Tensor:
+    def _try(self, case: Case, sum_by: Callable[[ExchangeStrategy], torch.Tensor]) -> torch.Tensor:
         trials = self._trials[case]
         # Once before it is timed: that makes tiles and kernels, and keeps the GPU busy while the
         # host prepares what is timed, as it does in a training.
-        by(trials.strategy)
-        self._line_up()
+        sum_by(trials.strategy)
+        if self.group is not None:  # begin at once: else ranks that are early wait while timed
+            dist.all_reduce(torch.zeros(1, device=self._device), group=self.group)
         watch = self._stopwatch()
         for _ in range(_CALLS):
-            total = by(trials.strategy)
+            total = sum_by(trials.strategy)
         watch.ends("sums")
         trials.watches.append(watch)
         if trials.enough:
-            self._go_on(case, trials)
+            self._advance(case, trials)
         return total
 
-    def _line_up(self) -> None:
-        """Have all ranks begin at once: else those that are early wait while they are timed."""
-        if self.group is not None:
-            dist.all_reduce(torch.zeros(1, device=self._device), group=self.group)
-
-    def _go_on(self, case: Case, trials: _Trials) -> None:
+    def _advance(self, case: Case, trials: _Trials) -> None:
         # From the last to the first: the GPU is waited for once.
         spent = [sum(watch.seconds().values()) / _CALLS for watch in reversed(trials.watches)]
         of_calls = zip(*self._ranks.all_gather(spent), strict=True)
         # The least: what disturbs a call only makes it longer.
-        fastest = trials.go_on(min(map(max, of_calls)))
+        fastest = trials.advance(min(map(max, of_calls)))
         if fastest is not None:
             self.found[case] = fastest
             del self._trials[case]
             if self._cached and self._ranks.rank == 0:
                 FOUND.keep({self._key(case): str(fastest)})
-        tried_now = (other.strategy for other in self._trials.values())
-        self._strategies.keep({*self.found.values(), *tried_now})
+        current = (other.strategy for other in self._trials.values())
+        self._strategies.keep({*self.found.values(), *current})
 
     def _key(self, case: Case) -> str:
         return f"{self._about}; {case}"
 
 
 def _graph(loads: list[RankLoad]) -> str:
-    """What tells graphs and their partitions apart."""
+    """Tells graphs and their partitions apart."""
     nodes = sum(load.own_src for load in loads)
     edges = sum(sum(load.edges) for load in loads)
     digest = hashlib.sha256(repr(loads).encode()).hexdigest()[:16]
@@ -262,7 +295,7 @@ def _graph(loads: list[RankLoad]) -> str:
 
 
 def _machine(ranks: Communicator, where: torch.device) -> str:
-    """All of the ranks' machines that times depend on."""
+    """What times depend on, of all of the ranks' machines."""
     if where.type == "cuda":
         name = f"{torch.cuda.get_device_name(where)}, CUDA {torch.version.cuda}"
     else:

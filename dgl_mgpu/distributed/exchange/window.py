@@ -26,19 +26,12 @@ _TIMEOUT_MS = 600_000
 
 
 class Window:
-    """What a rank lends to the GPUs of the others, for one exchange at a time.
+    """Memory that a rank lends to the GPUs of the others, for one exchange at a time.
 
     An exchange writes to this rank's memory and then waits for all ranks to have done so; no
     waiting on the host.  Two halves are used in turn, so that the next exchange may write while
     slower ranks still read: they have read all of the one before the last when the last one's
-    waiting is over.
-
-    Parameters
-    ----------
-    group : torch.distributed.ProcessGroup
-        Ranks on one machine, each with a GPU of its own.
-    device : torch.device
-        This rank's GPU.
+    waiting is over. The ranks of ``group`` are on one machine, each with a GPU of its own.
     """
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
@@ -55,17 +48,10 @@ class Window:
         self._handle: _SymmetricMemory | None = None
 
     def turn(self, nbytes: int) -> Sequence[torch.Tensor]:
-        """The ranks' memory for the next exchange; collective.
+        """The ranks' memory for the next exchange, uint8, by rank; collective.
 
-        Parameters
-        ----------
-        nbytes : int
-            The most that any rank writes; the same on all ranks.
-
-        Returns
-        -------
-        list of Tensor, uint8, shape (at least nbytes,)
-            By rank.  This rank writes its own, on torch's current stream.
+        Any rank writes ``nbytes`` at most, the same number on all ranks, to its own memory on
+        torch's current stream.
         """
         if nbytes > self._bytes or self._handle is None:
             self._grow(max(nbytes, 1))
@@ -89,7 +75,7 @@ class Window:
             yield
 
     def done(self, *used: torch.Tensor) -> Callable[[], None]:
-        """What has torch's current stream wait for all that :meth:`aside` began so far.
+        """A function that has torch's current stream wait for all that `aside` began so far.
 
         That is the stage "waiting".  It holds the tensors that are used there, so that nobody else
         gets their memory before.  Recording streams would, too, but keeps memory until the GPU has
@@ -157,12 +143,12 @@ def reaches_all(group: dist.ProcessGroup, device: torch.device) -> bool:
     if device.type == "cuda":
         own = torch.cuda.current_device() if device.index is None else device.index
         mine = own, _uuid(own), _readable_from(own)
-    found = [each for each in everyone.all_gather(mine) if each is not None]
-    numbers, uuids = {number for number, _, _ in found}, {uuid for _, uuid, _ in found}
+    gpus = [gpu for gpu in everyone.all_gather(mine) if gpu is not None]
+    numbers, uuids = {number for number, _, _ in gpus}, {uuid for _, uuid, _ in gpus}
     return (
         machine.size == everyone.size == dist.get_world_size(group)
-        and len(numbers) == len(uuids) == len(found) == everyone.size
-        and all(readable >= uuids for _, _, readable in found)
+        and len(numbers) == len(uuids) == len(gpus) == everyone.size
+        and all(readable >= uuids for _, _, readable in gpus)
     )
 
 

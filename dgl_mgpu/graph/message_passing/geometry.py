@@ -5,11 +5,13 @@ Each function takes the arguments of the C function that its docstring names, wi
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
 
-from dgl_mgpu.graph.arrays import is_null
+from dgl_mgpu.graph.dispatch import is_null
 from dgl_mgpu.graph.random import generator
 
 #: Distances that are kept at the same time.
@@ -31,24 +33,16 @@ def knn(
 ) -> None:
     """The nearest points of the same set, nearest first: ``_CAPI_DGLKNN``.
 
-    Parameters
-    ----------
-    x, y : Tensor, float, shape (n, d) and (m, d)
-        Points to find, and points for which to find them.
-    x_offsets, y_offsets : Tensor, int32 or int64, shape (sets + 1,)
-        Where the points of each set begin, and where the last ones end.
-    k : int
-        No more than the smallest set has.
-    out : Tensor, same dtype as the offsets, shape (2, m * k)
-        Rows of ``y``, and of ``x``.
-    algorithm : str
-        All of DGL's names mean the same here: all distances are compared.
+    Finds points ``x`` of shape (n, d) for the points ``y`` of shape (m, d); offsets say where each
+    set begins, and where the last one ends.  ``k`` is at most the size of the smallest set.
+    ``out``, of shape (2, m * k), gets rows of ``y`` and of ``x``.  All of DGL's algorithms mean the
+    same here: all distances are compared.
     """
-    queries, found = out.view(2, len(y), k)
+    queries, neighbors = out.view(2, len(y), k)
     queries.copy_(torch.arange(len(y), device=out.device)[:, None])
     if x.dtype.itemsize < 4:
         x, y = x.float(), y.float()
-    for (x_start, x_counts), (y_start, y_counts) in _groups(x_offsets.tolist(), y_offsets.tolist()):
+    for x_start, x_counts, y_start, y_counts in _groups(x_offsets.tolist(), y_offsets.tolist()):
         # One set, in several steps if it is large, or many small ones at once, filled up.
         most_x, most_y = max(x_counts), max(y_counts)
         step = max(1, _MOST_DISTANCES // (most_x * len(x_counts)))
@@ -64,9 +58,9 @@ def knn(
             nearest = distances.topk(k, largest=False).indices
             nearest += torch.tensor(x_start, device=x.device)[:, None, None]
             if len(y_counts) > 1:
-                found[y_places[y_there]] = nearest[y_there].to(out.dtype)
+                neighbors[y_places[y_there]] = nearest[y_there].to(out.dtype)
             else:
-                found[y_places[0]] = nearest[0].to(out.dtype)
+                neighbors[y_places[0]] = nearest[0].to(out.dtype)
 
 
 def _squared_distances(y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
@@ -92,53 +86,37 @@ def nn_descent(
     max_candidates: int,
     delta: float,
 ) -> None:
-    """The nearest points of the same set: ``_CAPI_DGLNNDescent``.
+    """The nearest points of the same set: ``_CAPI_DGLNNDescent``; ``out`` as in `knn`.
 
     DGL approximates them, in ``num_iters`` steps of ``max_candidates`` a point, until no more than
-    the share ``delta`` changes; here they are the true ones, and these three have no effect.
-
-    Parameters
-    ----------
-    x : Tensor, float, shape (n, d)
-    offsets : Tensor, int32 or int64, shape (sets + 1,)
-    out : Tensor, same dtype as the offsets, shape (2, n * k)
-        As of :func:`knn`.
-    k, num_iters, max_candidates : int
-    delta : float
+    the share ``delta`` changes; here they are exact, and these three have no effect.
     """
     knn(x, offsets, x, offsets, k, out, "nn-descent")
 
 
-def _groups(x_bounds: list[int], y_bounds: list[int]) -> Any:
-    """Sets that are compared at once: for ``x`` and for ``y``, where they begin and their sizes."""
+def _groups(x_bounds: list[int], y_bounds: list[int]) -> Iterator[Any]:
+    """Sets that are compared at once: their starts and sizes in ``x``, and those in ``y``."""
     group: list[tuple[int, int, int, int]] = []
-    for place in range(len(x_bounds) - 1):
-        (x_start, x_stop), (y_start, y_stop) = (
-            x_bounds[place : place + 2],
-            y_bounds[place : place + 2],
-        )
+    for (x_start, x_stop), (y_start, y_stop) in zip(
+        pairwise(x_bounds), pairwise(y_bounds), strict=True
+    ):
         if y_stop == y_start:
             continue
         group.append((x_start, x_stop - x_start, y_start, y_stop - y_start))
-        size = len(group) * max(each[1] for each in group) * max(each[3] for each in group)
-        if size > _MOST_DISTANCES and len(group) > 1:
-            yield _columns(group[:-1])
+        _, x_counts, _, y_counts = zip(*group, strict=True)
+        if len(group) > 1 and len(group) * max(x_counts) * max(y_counts) > _MOST_DISTANCES:
+            yield zip(*group[:-1], strict=True)
             del group[:-1]
     if group:
-        yield _columns(group)
-
-
-def _columns(group: list[tuple[int, int, int, int]]) -> Any:
-    x_start, x_count, y_start, y_count = map(list, zip(*group, strict=True))
-    return (x_start, x_count), (y_start, y_count)
+        yield zip(*group, strict=True)
 
 
 def _padded(
-    starts: list[int], counts: list[int], first: int, stop: int, where: torch.device
+    starts: Sequence[int], counts: Sequence[int], first: int, stop: int, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Places ``[first, stop)`` of several runs, and which of them there are."""
-    offsets = torch.arange(first, stop, device=where)
-    start, count = torch.tensor([starts, counts], device=where)[:, :, None]
+    offsets = torch.arange(first, stop, device=device)
+    start, count = torch.tensor([starts, counts], device=device)[:, :, None]
     return start + torch.minimum(offsets, count - 1), offsets < count
 
 
@@ -153,16 +131,9 @@ def farthest_point_sampler(
 ) -> None:
     """Sample points far from those sampled before: ``_CAPI_FarthestPointSampler``.
 
-    Parameters
-    ----------
-    points : Tensor, float, shape (batch_size * n, d)
-    batch_size, num_samples : int
-    distances : Tensor, same dtype, shape (batch_size * n,)
-        Is overwritten.
-    start : Tensor, int64, shape (batch_size,)
-        The first sample of each set.
-    result : Tensor, int32 or int64, shape (batch_size * num_samples,)
-        Places in each set; of points equally far, the first.
+    ``points`` has shape (batch_size * n, d), and ``start`` the first sample of each set.
+    ``distances`` is overwritten. ``result`` gets places in each set; of points equally far, the
+    first.
     """
     sets = points.view(batch_size, -1, points.shape[1])
     nearest = distances.view(batch_size, -1).fill_(float("inf"))
@@ -181,21 +152,12 @@ def farthest_point_sampler(
 def neighbor_matching(graph: Any, weights: torch.Tensor, labels: torch.Tensor) -> None:
     """Match nodes with neighbours, along heavy edges: ``_CAPI_NeighborMatching``.
 
-    Parameters
-    ----------
-    graph : HeteroGraphIndex
-        One relation among nodes of one type, both directions of each edge.
-    weights : Tensor, float, shape (num_edges,)
-        Not negative; null for a random choice.
-    labels : Tensor, ids, shape (num_nodes,)
-        Negative for nodes without a match, and afterwards for none: matched nodes have the
-        smaller of their ids, others their own.
-
-    Notes
-    -----
-    Fagginger Auer and Bisseling, «A GPU algorithm for greedy graph matching»: some nodes, drawn at
-    random, propose to their heaviest neighbour among the others, who take the heaviest proposal.
-    One wait for the GPU a round.
+    The graph has one relation among nodes of one type, with both directions of each edge; weights
+    are not negative, or null for a random choice.  Labels are negative for nodes without a match;
+    matched nodes get the smaller of their ids, others their own.  Some nodes, drawn at random,
+    propose to their heaviest neighbour among the others, who take the heaviest proposal (Fagginger
+    Auer and Bisseling, «A GPU algorithm for greedy graph matching»).  The host waits for the GPU
+    once a round.
     """
     source, target, _ = graph.edges(0, "eid")
     source, target = source.long(), target.long()
@@ -227,7 +189,7 @@ def neighbor_matching(graph: Any, weights: torch.Tensor, labels: torch.Tensor) -
 
 
 def _heaviest(end: torch.Tensor, among: torch.Tensor, num_nodes: int) -> torch.Tensor:
-    """Which edges are each node's heaviest ``among`` some; edges come by weight."""
+    """Which edges ``among`` some are the heaviest of their node; edges are sorted by weight."""
     rank = torch.arange(len(end), device=end.device)
     last = torch.full((num_nodes,), -1, device=end.device)
     last.scatter_reduce_(0, end, rank.masked_fill(~among, -1), "amax")

@@ -1,7 +1,9 @@
-"""Reductions and matrix products over segments of rows, as DGL's C++ offers them to its Python.
+"""Reductions and matrix products over segments of rows, as C functions of DGL's.
 
 Each function takes the arguments of the C function that its docstring names, with tensors, and
-writes into the output tensors it is given.
+writes into the output tensors it is given. Offsets have one element more than there are segments:
+where each begins, and where the last one ends. Index tensors are int32 or int64, of shape (n,), and
+null for ``i`` itself.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from typing import Any
 import torch
 
 from dgl_mgpu.errors import InvalidInputError
-from dgl_mgpu.graph.arrays import as_tensor, is_null
+from dgl_mgpu.graph.dispatch import as_tensor, is_null
 from dgl_mgpu.ops.spmm import spmm
 
 _INF = float("inf")
@@ -23,25 +25,11 @@ _TILE_ROWS = 128
 def segment_reduce(
     op: str, feat: torch.Tensor, offsets: torch.Tensor, out: torch.Tensor, arg: torch.Tensor
 ) -> None:
-    """Reduce runs of rows: ``_CAPI_DGLKernelSegmentReduce``.
+    """Reduce runs of rows by 'sum', 'max' or 'min': ``_CAPI_DGLKernelSegmentReduce``.
 
-    Parameters
-    ----------
-    op : str
-        'sum', 'max' or 'min'.
-    feat : Tensor, shape (n, *row_shape)
-    offsets : Tensor, int32 or int64, shape (segments + 1,)
-        Where each segment begins, and where the last one ends.
-    out : Tensor, shape (segments, *row_shape)
-        Infinity with the sign that never wins, for 'max' and 'min' of no rows.
-    arg : Tensor, dtype of ``offsets``, shape (segments, *row_shape)
-        For 'max' and 'min' the first row that has the value, or -1; else null.
-
-    Raises
-    ------
-    InvalidInputError
-        If a segment ends before it begins or after the last row.  Only on the CPU: on a GPU, which
-        would have to be waited for, such a segment has the rows that there are.
+    'max' and 'min' of no rows are infinite, with the sign that never wins; ``arg`` has the first
+    row that has the value, or -1.  On the CPU wrong offsets raise `InvalidInputError`; on a GPU,
+    which would have to be waited for, such a segment has the rows that there are.
     """
     reduced, _, first = spmm(_within(offsets, len(feat)), None, None, None, feat, "copy_rhs", op)
     out.copy_(reduced)
@@ -64,32 +52,14 @@ def _within(offsets: torch.Tensor, num_rows: int) -> torch.Tensor:
 
 @torch.no_grad()
 def bwd_segment_cmp(feat: torch.Tensor, arg: torch.Tensor, out: torch.Tensor) -> None:
-    """Send gradients of 'max' and 'min' to the rows that won: ``_CAPI_DGLKernelBwdSegmentCmp``.
-
-    Parameters
-    ----------
-    feat : Tensor, shape (segments, *row_shape)
-        Gradients of the segments.
-    arg : Tensor, ids, shape (segments, *row_shape)
-        As from :func:`segment_reduce`.
-    out : Tensor, shape (n, *row_shape)
-        Zero before.
-    """
+    """Add gradients of 'max' and 'min' to the rows that won: ``_CAPI_DGLKernelBwdSegmentCmp``."""
     if len(out):  # no two segments have the same row: nothing is rounded
         out.scatter_add_(0, arg.clamp(min=0).long(), feat.masked_fill(arg < 0, 0))
 
 
 @torch.no_grad()
 def scatter_add(x: torch.Tensor, idx: torch.Tensor, out: torch.Tensor) -> None:
-    """``out[idx[i]] += x[i]``: ``_CAPI_DGLKernelScatterAdd``.
-
-    Parameters
-    ----------
-    x : Tensor, shape (n, *row_shape)
-    idx : Tensor, int32 or int64, shape (n,)
-    out : Tensor, shape (m, *row_shape)
-        Of 16-bit elements the sums are made in float32.
-    """
+    """``out[idx[i]] += x[i]``, 16-bit elements in float32: ``_CAPI_DGLKernelScatterAdd``."""
     wide = _wide(out.dtype)
     if wide == out.dtype:
         out.index_add_(0, idx, x)
@@ -108,21 +78,8 @@ def segment_mm(
 ) -> None:
     """Multiply each run of rows by a matrix of its own: ``_CAPI_DGLKernelSEGMENTMM``.
 
-    Parameters
-    ----------
-    a : Tensor, shape (n, k)
-    b : Tensor, shape (segments, k, m), or (segments, m, k) if ``b_transposed``
-    out : Tensor, shape (n, m)
-    segment_lengths : Tensor or NDArray, int32 or int64, shape (segments,)
-        On the CPU, where no GPU has to be waited for.
-    a_transposed : bool
-        False; DGL has no use for it.
-    b_transposed : bool
-
-    Raises
-    ------
-    InvalidInputError
-        If the lengths are not those of ``b`` and of all rows of ``a``.
+    ``b`` has shape (segments, k, m), or (segments, m, k) if ``b_transposed``; DGL has no use for
+    ``a_transposed``.  Lengths are on the CPU, where no GPU has to be waited for.
     """
     bounds = _bounds(segment_lengths, len(a), len(b), "segment_mm")
     matrices = b.transpose(1, 2) if b_transposed else b
@@ -135,20 +92,7 @@ def segment_mm(
 def segment_mm_backward_b(
     a: torch.Tensor, gradient: torch.Tensor, out: torch.Tensor, segment_lengths: Any
 ) -> None:
-    """The gradient of :func:`segment_mm` by its matrices: ``_CAPI_DGLKernelSEGMENTMMBackwardB``.
-
-    Parameters
-    ----------
-    a : Tensor, shape (n, k)
-    gradient : Tensor, shape (n, m)
-    out : Tensor, shape (segments, k, m)
-    segment_lengths : Tensor or NDArray, int32 or int64, shape (segments,)
-
-    Raises
-    ------
-    InvalidInputError
-        As :func:`segment_mm`.
-    """
+    """The gradient of `segment_mm` by its matrices: ``_CAPI_DGLKernelSEGMENTMMBackwardB``."""
     bounds = _bounds(segment_lengths, len(a), len(out), "segment_mm's backward")
     for place, (start, stop) in enumerate(bounds):
         if stop > start:
@@ -159,16 +103,7 @@ def segment_mm_backward_b(
 
 @torch.no_grad()
 def gather_mm(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, idx_a: Any, idx_b: Any) -> None:
-    """``out[i] = a[idx_a[i]] @ b[idx_b[i]]``: ``_CAPI_DGLKernelGATHERMM``.
-
-    Parameters
-    ----------
-    a : Tensor, shape (p, k)
-    b : Tensor, shape (r, k, m)
-    out : Tensor, shape (n, m)
-    idx_a, idx_b : Tensor, int32 or int64, shape (n,)
-        Null for ``i`` itself.
-    """
+    """``out[i] = a[idx_a[i]] @ b[idx_b[i]]``: ``_CAPI_DGLKernelGATHERMM``."""
     if len(out):  # of no rows, indices are as null as those that are not given
         out.copy_(_gathered_products(a, b, idx_a, idx_b))
 
@@ -177,18 +112,10 @@ def gather_mm(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, idx_a: Any, i
 def gather_mm_scatter(
     a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, idx_a: Any, idx_b: Any, idx_c: Any
 ) -> None:
-    """Add products to where they belong: ``_CAPI_DGLKernelGATHERMMSCATTER``.
+    """Add products where they belong: ``_CAPI_DGLKernelGATHERMMSCATTER``.
 
     With matrices in ``b``, ``out[idx_c[i]] += a[idx_a[i]] @ b[idx_b[i]]``; with rows in it, the
     outer products ``out[idx_c[i]] += a[idx_a[i]].T @ b[idx_b[i]]``.
-
-    Parameters
-    ----------
-    a : Tensor, shape (p, k)
-    b : Tensor, shape (r, k, m) or (r, m)
-    out : Tensor, shape (q, m), or (q, k, m) for rows
-    idx_a, idx_b, idx_c : Tensor, int32 or int64, shape (n,)
-        Null for ``i`` itself.
     """
     if not len(a) or not len(b):
         return
@@ -201,7 +128,7 @@ def gather_mm_scatter(
             return
         # A tile's outer products are one matrix product; tiles are added up.
         tiles = _Tiles(idx_c, len(out))
-        left, right = (tiles.pack(each.to(_wide(each.dtype))) for each in rows)
+        left, right = (tiles.pack(operand.to(_wide(operand.dtype))) for operand in rows)
         products, idx_c = torch.bmm(left.transpose(1, 2), right), tiles.owners
     if is_null(idx_c):
         out.add_(products)
@@ -210,20 +137,9 @@ def gather_mm_scatter(
 
 
 class _Tiles:
-    """Rows sorted by what they belong to, in tiles of one owner each, the last ones filled up.
+    """Rows sorted by owner, in tiles of one owner each, the last ones filled up.
 
-    How many tiles there are depends on the rows' number alone, so that no GPU is waited for.
-
-    Parameters
-    ----------
-    owner : Tensor, int32 or int64, shape (n,)
-        What each row belongs to.
-    num_owners : int
-
-    Attributes
-    ----------
-    owners : Tensor, int64, shape (tiles,)
-        To what the rows of each tile belong; anything, where a tile has no rows.
+    The number of tiles depends on the number of rows alone, so that no GPU is waited for.
     """
 
     def __init__(self, owner: torch.Tensor, num_owners: int) -> None:
@@ -266,7 +182,7 @@ def _rows(x: torch.Tensor, index: Any) -> torch.Tensor:
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
-    """What sums of many elements are made in."""
+    """The dtype in which sums of many elements are computed."""
     return torch.float32 if dtype.is_floating_point and dtype.itemsize < 4 else dtype
 
 

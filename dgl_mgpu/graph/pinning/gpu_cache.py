@@ -1,9 +1,8 @@
-"""A cache of feature rows on the GPU: what ``dgl.cuda.GPUCache`` is, which the wheel lacks.
+"""A cache of feature rows on the GPU: ``dgl.cuda.GPUCache``, which the wheel lacks.
 
-A row can be in a few places only, the *ways* of its set, which a hash of its key chooses; of
-those, the one that was not asked for longest is given up.  Look-ups and replacements are a few
-torch operators each; only how many rows are missing has to be waited for, because that is what
-DGL asks.
+Set associative, least recently used first out: a hash of its key gives a row its set, in which it
+can be in a few places only, the *ways*.  Look-ups and replacements are a few torch operators each;
+the host waits only for the number of missing rows, which DGL asks for.
 """
 
 from __future__ import annotations
@@ -23,19 +22,10 @@ _NO_KEY = -1
 
 
 class GPUCache:
-    """Rows by key, the most recently used ones.
+    """The most recently used rows, by int32 or int64 key.
 
-    It takes its memory where the keys of its first query are, and keeps rows in the element type
-    of the first that it is given.
-
-    Parameters
-    ----------
-    num_items : int
-        Rows to keep, rounded up to full sets.
-    num_feats : int
-        Elements of a row.
-    idtype : torch.dtype
-        int32 or int64, of the keys.
+    Takes its memory where the keys of its first query are, and keeps rows in the element type of
+    the first that it is given.  ``num_items`` is rounded up to full sets.
     """
 
     def __init__(self, num_items: int, num_feats: int, idtype: torch.dtype = torch.int64) -> None:
@@ -56,26 +46,17 @@ class GPUCache:
         self._rows: torch.Tensor | None = None
 
     def query(self, keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Look rows up.
+        """Look rows up, by keys of shape (n,).
 
-        Parameters
-        ----------
-        keys : Tensor, int32 or int64, shape (n,)
-
-        Returns
-        -------
-        values : Tensor, shape (n, num_feats)
-            Anything where rows are missing.
-        missing_index : Tensor, int64, shape (m,)
-            Places in ``keys`` of those that are not in the cache.
-        missing_keys : Tensor, ``idtype``, shape (m,)
+        Returns rows of shape (n, num_feats), with anything where they are missing; the places in
+        ``keys`` of those that are missing; and their keys.
         """
         keys = keys.to(self.idtype)
         table, stamps = self._memory(keys.device)
-        place, found = self._find(table, self._set_of(keys), keys)
+        place, is_cached = self._find(table, self._set_of(keys), keys)
         self._calls += 1
-        stamps.index_fill_(0, torch.where(found, place, len(stamps) - 1), self._calls)
-        missing_index = (~found).nonzero()[:, 0]
+        stamps.index_fill_(0, torch.where(is_cached, place, len(stamps) - 1), self._calls)
+        missing_index = (~is_cached).nonzero()[:, 0]
         missing_keys = keys[missing_index]
         self.total_queries += len(keys)
         self.total_miss += len(missing_keys)
@@ -84,15 +65,10 @@ class GPUCache:
         return self._rows[place], missing_index, missing_keys
 
     def replace(self, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Put rows into the cache, in place of those that were not asked for longest.
+        """Put rows into the cache, in place of the least recently used ones.
 
-        Parameters
-        ----------
-        keys : Tensor, int32 or int64, shape (n,)
-            Rows that are there already are written anew, and of repeated ones the first; where
-            more rows come for a set than it holds, the last stay out.
-        values : Tensor, shape (n, …)
-            ``num_feats`` elements a row.
+        Rows that are there already are overwritten, and of repeated ones the first counts; where
+        more rows come for a set than it holds, the last stay out.
         """
         count = len(keys)
         if values.numel() != count * self._num_feats:
@@ -115,19 +91,19 @@ class GPUCache:
         repeated = torch.zeros_like(keys, dtype=torch.bool)
         repeated[1:] = keys[1:] == keys[:-1]
 
-        place, found = self._find(table, sets, keys)
+        place, is_cached = self._find(table, sets, keys)
         self._calls += 1
-        stamps.index_fill_(0, torch.where(found, place, nowhere), self._calls)
+        stamps.index_fill_(0, torch.where(is_cached, place, nowhere), self._calls)
         # The new keys of a set take its ways from the one that was not asked for longest on, but
         # none that is written in this very call.
-        new = ~(found | repeated) & (keys >= 0)
+        new = ~(is_cached | repeated) & (keys >= 0)
         before = new.cumsum(0) - new.long()
         rank = before - before[torch.searchsorted(sets, sets)]
         by_age = stamps[:-1].view(self._sets, self._ways)[sets].argsort(dim=1, stable=True)
         way = by_age.gather(1, rank.clamp(max=self._ways - 1)[:, None])[:, 0]
         victim = sets * self._ways + way
         fits = new & (rank < self._ways) & (stamps[victim] != self._calls)
-        place = torch.where(fits, victim, torch.where(found & ~repeated, place, nowhere))
+        place = torch.where(fits, victim, torch.where(is_cached & ~repeated, place, nowhere))
 
         table[place] = keys
         table[nowhere:].fill_(_NO_KEY)
@@ -135,20 +111,10 @@ class GPUCache:
         self._rows[place] = values.reshape(count, self._num_feats)[order].to(self._rows.dtype)
 
     def fetch(self, keys: torch.Tensor, source: Callable[[torch.Tensor], Any]) -> torch.Tensor:
-        """Rows from the cache, and those that are missing from elsewhere, to be cached.
+        """Rows from the cache, and those that are missing from ``source``, which are then cached.
 
-        Parameters
-        ----------
-        keys : Tensor, int32 or int64, shape (n,)
-        source : callable
-            What gives the rows of keys, shape (m, …), or something that gives them when its
-            ``wait()`` is called.
-
-        Returns
-        -------
-        Tensor, shape (n, …)
-            In the shape and element type of what ``source`` gives; its ``__cache_miss__`` is the
-            share that it gave.
+        ``source`` gives the rows of keys, or something whose ``wait()`` gives them.  The result has
+        their shape and element type; its ``__cache_miss__`` is the share that came from there.
         """
         values, missing_index, missing_keys = self.query(keys)
         missing = source(missing_keys)

@@ -41,24 +41,15 @@ class _Pins:
 
     @property
     def are_valid(self) -> bool:
-        return all(each.is_pinned for each in self.memory)
+        return all(memory.is_pinned for memory in self.memory)
 
 
 def pin_index(index: HeteroGraphIndex) -> HeteroGraphIndex:
-    """Pin a graph's structure in the formats that it has: ``_CAPI_DGLHeteroPinMemory_``.
+    """Pin the structure of DGL's own graph in all its formats: ``_CAPI_DGLHeteroPinMemory_``.
 
-    A format that it gets later is pinned when a GPU first samples by it.
-
-    Parameters
-    ----------
-    index : HeteroGraphIndex
-        DGL's own, on the CPU.  Its memory stays pinned until a graph that shares it is unpinned, or
-        as long as one lives that was pinned or asked whether it is.
-
-    Raises
-    ------
-    UnavailableError, DeviceMemoryError
-        As :func:`~dgl_mgpu.graph.pinning.pinning.pin_memory_inplace`; nothing is pinned then.
+    A format that it gets later is pinned when a GPU first samples by it.  The memory stays pinned
+    until a graph that shares it is unpinned, or as long as one lives that was pinned or asked
+    whether it is.  Raises as `pin_memory_inplace`; nothing is pinned then.
     """
     if _find_pins(index) is None:
         tensors = TensorIndex.from_dgl(index, "cpu")
@@ -68,18 +59,7 @@ def pin_index(index: HeteroGraphIndex) -> HeteroGraphIndex:
 
 
 def pin_copy(index: HeteroGraphIndex) -> HeteroGraphIndex:
-    """Copy a graph's structure to pinned memory of torch's: ``_CAPI_DGLHeteroPinMemory``.
-
-    Returns
-    -------
-    HeteroGraphIndex
-        The same one if it is pinned already.
-
-    Raises
-    ------
-    UnavailableError
-        If there is no GPU.
-    """
+    """A copy of a graph in pinned memory of torch's, unless it is: ``_CAPI_DGLHeteroPinMemory``."""
     if _find_pins(index) is not None:
         return index
     if not can_pin():
@@ -98,17 +78,14 @@ def pin_copy(index: HeteroGraphIndex) -> HeteroGraphIndex:
 
 
 def unpin_index(index: HeteroGraphIndex) -> HeteroGraphIndex:
-    """Unpin a graph's memory, and so every graph's that shares it: ``_CAPI_DGLHeteroUnpinMemory_``.
+    """Unpin a graph's memory: ``_CAPI_DGLHeteroUnpinMemory_``.
 
-    Raises
-    ------
-    PinningError
-        If torch or another library has pinned it.
+    Every graph that shares it is unpinned with it.
     """
     pins = _find_pins(index)
     if pins is not None:
-        for each in pins.memory:
-            each.unpin_memory_()
+        for memory in pins.memory:
+            memory.unpin_memory_()
         del vars(index)["_pins"]
     return index
 
@@ -136,7 +113,7 @@ def pin_where_gpus_are(index: HeteroGraphIndex) -> None:
 
 def _copy_relation(relation: HeteroGraphIndex) -> HeteroGraphIndex:
     states = _states_of(relation)
-    arrays = [F.to_dgl_nd(F.from_dgl_nd(each).pin_memory()) for each in states.arrays]
+    arrays = [F.to_dgl_nd(F.from_dgl_nd(array).pin_memory()) for array in states.arrays]
     return _from_states(_make_states(states.version, states.meta, arrays))
 
 
@@ -169,25 +146,25 @@ def _find_pins(index: HeteroGraphIndex) -> _Pins | None:
 
 def _shared_pins(index: HeteroGraphIndex) -> _Pins | None:
     """What graphs have pinned of the memory of this one, if it is each relation in a format."""
-    found: list[PinnedMemory] = []
+    pinned: list[PinnedMemory] = []
     for etype in range(index.number_of_etypes()):
         relation = index.get_relation_graph(etype)
         memory = _pinned_formats(relation)
         if not memory and relation.num_edges(0) > 0:
             return None
-        found += memory
-    return _Pins(found) if found else None
+        pinned += memory
+    return _Pins(pinned) if pinned else None
 
 
 def _pinned_formats(relation: HeteroGraphIndex) -> list[PinnedMemory]:
     addresses = [array.handle.contents.data or 0 for array in _states_of(relation).arrays]
-    found: list[PinnedMemory] = []
+    pinned: list[PinnedMemory] = []
     if not any(map(_memory_at, addresses)):
-        return found
+        return pinned
     for name in relation.formats()["created"]:
         # Edge ids, the third, are not pinned where they are only places.
         first, second = map(_memory_at, addresses[:2])
         if first is not None and second is not None:
-            found += first, second
+            pinned += first, second
         addresses = addresses[_ARRAYS[name] :]
-    return found
+    return pinned

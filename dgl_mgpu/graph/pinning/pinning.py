@@ -12,13 +12,14 @@ import threading
 import weakref
 from bisect import bisect_left, bisect_right, insort
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from dgl.base import DGLError
 
 from dgl_mgpu.comm.cuda_runtime import Runtime, find_runtime
 from dgl_mgpu.errors import InvalidInputError, UnavailableError
-from dgl_mgpu.graph.arrays import as_tensor
+from dgl_mgpu.graph.dispatch import as_tensor
 from dgl_mgpu.ops import gather_rows, scatter_rows
 from dgl_mgpu.ops.device import current_stream
 from dgl_mgpu.ops.view import RowView
@@ -51,7 +52,7 @@ class _Registry:
         self._is_changing = False
 
     def add(self, start: int, stop: int, runtime: Runtime) -> list[_Piece]:
-        """Register what of ``[start, stop)`` is not yet; returns its pieces, for :meth:`remove`."""
+        """Register what of ``[start, stop)`` is not yet; returns its pieces, for `remove`."""
         with self._lock:
             self._is_changing = True
             try:
@@ -77,7 +78,7 @@ class _Registry:
 
     def _add(self, start: int, stop: int, runtime: Runtime) -> list[_Piece]:
         held = self._overlapping(start, stop)
-        bounds = [start, *(edge for each in held for edge in (each.start, each.stop)), stop]
+        bounds = [start, *(edge for piece in held for edge in (piece.start, piece.stop)), stop]
         added: list[_Piece] = []
         try:
             for first, last in zip(bounds[::2], bounds[1::2], strict=True):
@@ -119,13 +120,7 @@ _registry = _Registry()
 
 
 class PinnedMemory:
-    """Holds a tensor pinned, as DGL's NDArray does, until it is unpinned or nobody holds this.
-
-    Attributes
-    ----------
-    tensor : Tensor
-        It lives on as long as it is pinned.
-    """
+    """Holds a tensor pinned, as DGL's NDArray does, until it is unpinned or nobody holds this."""
 
     def __init__(self, tensor: torch.Tensor, pieces: list[_Piece]) -> None:
         self.tensor = tensor
@@ -141,10 +136,7 @@ class PinnedMemory:
     def unpin_memory_(self) -> None:
         """Give the memory up, unless something else has pinned it too.
 
-        Raises
-        ------
-        PinningError
-            If it was pinned before, by torch or another library.
+        Raises `PinningError` if torch or another library pinned it before.
         """
         if not self._is_ours:
             raise PinningError(
@@ -159,28 +151,12 @@ def can_pin() -> bool:
 
 
 def pin_memory_inplace(tensor: torch.Tensor) -> PinnedMemory:
-    """Pin the memory of a tensor where it is: ``dgl.utils.pin_memory_inplace``.
+    """Pin the memory of a CPU tensor where it is: ``dgl.utils.pin_memory_inplace``.
 
-    Every GPU can then read and write it, and ``tensor.is_pinned()`` is true.
-
-    Parameters
-    ----------
-    tensor : Tensor
-        On the CPU; may be pinned already.
-
-    Returns
-    -------
-    PinnedMemory
-        To be kept: the memory is unpinned when nobody holds it any more.
-
-    Raises
-    ------
-    InvalidInputError
-        If the tensor is not on the CPU or not contiguous.
-    UnavailableError
-        If there is no GPU.
-    DeviceMemoryError
-        If the driver refuses.
+    Every GPU can then read and write it, and ``tensor.is_pinned()`` is true.  The memory is
+    unpinned when nobody holds the result any more; it may be pinned already.  Raises `PinningError`
+    if the tensor is not on the CPU or not contiguous, `UnavailableError` without a GPU, and
+    `DeviceMemoryError` if the driver refuses.
     """
     asked = f"pin a tensor of shape {tuple(tensor.shape)}"
     if tensor.device.type != "cpu":
@@ -202,77 +178,26 @@ def pin_memory_inplace(tensor: torch.Tensor) -> PinnedMemory:
     return PinnedMemory(tensor, _registry.add(start, stop, runtime))
 
 
-def gather_pinned_tensor_rows(tensor: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """Copy rows of a pinned tensor to a GPU: ``dgl.utils.gather_pinned_tensor_rows``.
+def gather_pinned_tensor_rows(tensor: Any, rows: torch.Tensor) -> torch.Tensor:
+    """Copy rows of a pinned tensor or NDArray to a GPU: ``dgl.utils.gather_pinned_tensor_rows``.
 
-    Parameters
-    ----------
-    tensor : Tensor, shape (n, …)
-        Pinned memory of the host, contiguous.
-    rows : Tensor, int32 or int64, shape (m,)
-        On the GPU that reads them.
-
-    Returns
-    -------
-    Tensor, shape (m, …)
-        On the device of ``rows``.
-
-    Raises
-    ------
-    PinningError, InvalidInputError
-    IdOutOfRangeError
-        With the next operator call on that GPU, which nobody waits for here; the row is zero.
-
-    Notes
-    -----
-    Rows are read in the order of their addresses, by few multiprocessors
-    (:func:`dgl_mgpu.ops.gather_rows`).
+    The result is on the device of ``rows``.  Rows are read in the order of their addresses, by few
+    multiprocessors (`dgl_mgpu.ops.gather_rows`).  A row out of range is zero, and the next operator
+    call on that GPU raises `IdOutOfRangeError`: nobody waits for it here.
     """
-    return gather_rows(host_view(tensor, rows.device), rows)
+    return gather_rows(host_view(as_tensor(tensor), rows.device), rows)
 
 
-def scatter_pinned_tensor_rows(
-    dest: torch.Tensor, rows: torch.Tensor, source: torch.Tensor
-) -> None:
-    """Write rows of a pinned tensor from a GPU: ``dgl.utils.scatter_pinned_tensor_rows``.
+def scatter_pinned_tensor_rows(dest: Any, rows: torch.Tensor, source: torch.Tensor) -> None:
+    """Write rows of a pinned one from a GPU: ``dgl.utils.scatter_pinned_tensor_rows``.
 
-    Parameters
-    ----------
-    dest : Tensor, shape (n, …)
-        Pinned memory of the host, contiguous.
-    rows : Tensor, int32 or int64, shape (m,)
-        Where one is repeated, its last row is kept.
-    source : Tensor, dtype of ``dest``, shape (m, …)
-        On the GPU of ``rows``.
-
-    Raises
-    ------
-    PinningError, InvalidInputError, IdOutOfRangeError
-        As :func:`gather_pinned_tensor_rows`.
+    Where a row is repeated, its last value is kept.  Raises as `gather_pinned_tensor_rows`.
     """
-    scatter_rows(host_view(dest, rows.device), rows, source)
-
-
-def gather_rows_of_host(tensor: object, rows: torch.Tensor) -> torch.Tensor:
-    """``_CAPI_DGLIndexSelectCPUFromGPU``: a tensor or NDArray of the CPU, and rows on a GPU."""
-    return gather_pinned_tensor_rows(as_tensor(tensor), rows)
-
-
-def scatter_rows_to_host(dest: object, rows: torch.Tensor, source: torch.Tensor) -> None:
-    """``_CAPI_DGLIndexScatterGPUToCPU``: a tensor or NDArray of the CPU, rows and data on a GPU."""
-    scatter_pinned_tensor_rows(as_tensor(dest), rows, source)
+    scatter_rows(host_view(as_tensor(dest), rows.device), rows, source)
 
 
 def host_view(tensor: torch.Tensor, device: torch.device) -> RowView:
-    """A view of a pinned tensor's rows for operators of ``device``.
-
-    It holds no memory: whoever calls keeps the tensor.
-
-    Raises
-    ------
-    PinningError
-        If the tensor is not pinned, not on the CPU, not contiguous, or its rows are not aligned.
-    """
+    """A view of a pinned tensor's rows for operators of ``device``; the caller keeps the tensor."""
     asked = f"let {device} reach rows of a tensor of shape {tuple(tensor.shape)}"
     if tensor.device.type != "cpu" or tensor.dim() == 0:
         found = f"it is on {tensor.device}" if tensor.dim() else "it is a single element"

@@ -1,24 +1,29 @@
-"""The class that `dgl.sparse.SparseMatrix` wraps."""
+"""`SparseMatrix`, which ``dgl.sparse.SparseMatrix`` wraps, and the functions that make one."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
-from dgl_mgpu.graph.sparse import selection
-from dgl_mgpu.graph.sparse.pattern import SparsityPattern
-from dgl_mgpu.graph.sparse.sampling import sample
+from dgl_mgpu.errors import InvalidInputError, InvalidWeightError
+from dgl_mgpu.graph.random import generator
+from dgl_mgpu.graph.relation import Compressed
+from dgl_mgpu.graph.sparse.pattern import (
+    SparsityPattern,
+    any_outside,
+    check_dim,
+    check_indices,
+    check_range,
+    check_value,
+)
 
 
 class SparseMatrix:
-    """A sparse matrix: a pattern and a value for each of its non-zeros.
+    """A pattern and a value for each of its non-zeros, which gradients flow through.
 
-    Parameters
-    ----------
-    pattern : Pattern
-    value : Tensor, shape (nnz,) or (nnz, D)
-        Any dtype; gradients flow through it.
-
-    The methods are those of DGL's C++ class, which `dgl.sparse.SparseMatrix` documents.
+    Values have the shape (nnz,) or (nnz, D) and any dtype.  The methods are those of DGL's C++
+    class, which ``dgl.sparse.SparseMatrix`` documents.
     """
 
     def __init__(self, pattern: SparsityPattern, value: torch.Tensor) -> None:
@@ -29,7 +34,7 @@ class SparseMatrix:
         return self._value
 
     def nnz(self) -> int:
-        return self.pattern.nnz
+        return self.pattern.relation.num_edges
 
     def device(self) -> torch.device:
         return self._value.device
@@ -62,17 +67,266 @@ class SparseMatrix:
         return self.pattern.is_diag
 
     def coalesce(self) -> SparseMatrix:
-        return SparseMatrix(*selection.coalesce(self.pattern, self._value))
+        """One non-zero a place, sorted by row and column, with the sum of the values there."""
+        keys, place = self.pattern.keys().unique(return_inverse=True)
+        terms = widen(self._value)
+        total = terms.new_zeros(keys.numel(), *terms.shape[1:]).index_add(0, place, terms)
+        pattern = SparsityPattern.from_keys(keys, self.shape())
+        return SparseMatrix(pattern, total.to(self._value.dtype))
 
     def index_select(self, dim: int, index: torch.Tensor) -> SparseMatrix:
-        return SparseMatrix(*selection.index_select(self.pattern, self._value, dim, index))
+        """The rows (``dim=0``) or columns (``dim=1``) `index`, in this order."""
+        asked = "select rows or columns of a sparse matrix"
+        check_indices(asked, index=index)
+        if index.device != self.device():
+            raise InvalidInputError(
+                asked,
+                f"the index is on {index.device}, but the matrix is on {self.device()}",
+                "move one to the other",
+            )
+        check_range(asked, (index, self.shape()[dim]))
+        return self._select(dim, index)
 
     def range_select(self, dim: int, start: int, end: int | None) -> SparseMatrix:
-        return SparseMatrix(*selection.range_select(self.pattern, self._value, dim, start, end))
+        """The rows (``dim=0``) or columns (``dim=1``) from `start` up to `end`, or to the last."""
+        size = self.shape()[dim]
+        end = size if end is None else end
+        if not 0 <= start <= end <= size:
+            raise InvalidInputError(
+                "select a range of rows or columns of a sparse matrix",
+                f"the range [{start}, {end}) is not within [0, {size})",
+                f"pass a range within [0, {size})",
+            )
+        return self._select(dim, torch.arange(start, end, device=self.device()))
+
+    def _select(self, dim: int, ids: torch.Tensor) -> SparseMatrix:
+        if dim == 1:
+            return self.transpose()._select(0, ids).transpose()
+        csr = self.pattern.relation.csr()
+        entries, counts = csr.entries(ids)
+        indptr = torch.cat([counts.new_zeros(1), counts.cumsum(0)]).to(csr.indptr.dtype)
+        shape = ids.numel(), self.shape()[1]
+        pattern = SparsityPattern.from_csr(indptr, csr.indices[entries], shape)
+        return SparseMatrix(pattern, self._value.index_select(0, csr.ids_at(entries).long()))
 
     def sample(
         self, dim: int, fanout: int, ids: torch.Tensor, replace: bool, bias: bool
     ) -> SparseMatrix:
-        return SparseMatrix(
-            *sample(self.pattern, self._value, dim, fanout, ids, replace=replace, bias=bias)
+        """Draw `fanout` non-zeros, or with -1 all, from each of the rows or columns `ids`.
+
+        Without replacement no more are drawn than there are, and with a bias, for which values are
+        the weights, no more than have a positive value.  ``dgl.seed`` repeats a sample.
+        """
+        asked = "sample a sparse matrix"
+        check_dim(asked, dim)
+        if dim == 1:
+            return self.transpose().sample(0, fanout, ids, replace, bias).transpose()
+        if fanout < -1:
+            raise InvalidInputError(
+                asked, f"the fanout is {fanout}", "pass a number from 0 on, or -1 for all"
+            )
+        rows = self.index_select(0, ids)
+        csr = rows.pattern.relation.csr()
+        weight = _relative_weights(asked, csr, rows.val()) if bias else None
+        if fanout == -1:
+            picks = torch.arange(csr.indices.numel(), device=self.device())
+            if weight is not None:
+                picks = picks[weight > 0]
+        elif replace:
+            picks = _pick_with_replacement(csr, fanout, weight)
+        else:
+            picks = _pick_without_replacement(csr, fanout, weight)
+        drawn = SparsityPattern.from_coo(csr.owners()[picks], csr.indices[picks], rows.shape())
+        return SparseMatrix(drawn, rows.val().index_select(0, picks))
+
+
+def widen(value: torch.Tensor) -> torch.Tensor:
+    """In the precision in which sums of its dtype are computed: at least float32."""
+    if not value.is_floating_point():
+        return value
+    return value.to(torch.promote_types(value.dtype, torch.float32))
+
+
+def _relative_weights(asked: str, csr: Compressed, value: torch.Tensor) -> torch.Tensor:
+    """Weights divided by the largest of their row: rows may be of very different magnitude."""
+    weight = value.detach().double()
+    if weight.dim() != 1:
+        raise InvalidInputError(
+            asked,
+            f"the weights are vectors of {weight.shape[1]} numbers",
+            "pass bias=False, or scalar values",
         )
+    if not bool(((weight >= 0) & (weight < torch.inf)).all()):
+        raise InvalidWeightError(
+            asked, "a weight is negative, infinite or NaN", "make all weights finite and at least 0"
+        )
+    row = csr.owners().long()
+    largest = weight.new_zeros(len(csr.indptr) - 1).scatter_reduce(0, row, weight, "amax")
+    return torch.where(weight > 0, weight / largest[row], 0.0)
+
+
+def _pick_without_replacement(
+    csr: Compressed, fanout: int, weight: torch.Tensor | None
+) -> torch.Tensor:
+    """Positions of the non-zeros drawn, ascending.
+
+    The smallest of exponential variables whose rates are the weights are a sample without
+    replacement (Efraimidis and Spirakis, Weighted random sampling with a reservoir, 2006).
+    """
+    nnz = csr.indices.numel()
+    time = torch.empty(nnz, device=csr.indices.device)
+    time.exponential_(generator=generator(time.device))
+    if weight is not None:
+        time = (time / weight).float().masked_fill_(weight == 0, torch.inf)
+    # Positive floats are in the order of their bits: one sort by row and time.
+    order = (csr.owners().long() << 32 | time.view(torch.int32)).argsort()
+    place = torch.arange(nnz, device=order.device)
+    drawn = place - csr.indptr[:-1].repeat_interleave(csr.indptr.diff(), output_size=nnz) < fanout
+    if weight is not None:
+        drawn &= weight[order] > 0
+    return order[drawn].sort().values
+
+
+def _pick_with_replacement(
+    csr: Compressed, fanout: int, weight: torch.Tensor | None
+) -> torch.Tensor:
+    """Positions of the non-zeros drawn, ``fanout`` for each row that has any to draw."""
+    start, end = csr.indptr[:-1].long(), csr.indptr[1:].long()
+    if weight is None:
+        has_any = end > start
+    else:
+        total = torch.cat([weight.new_zeros(1), weight.cumsum(0)])
+        has_any = total[end] > total[start]
+    start, end = (bound[has_any, None] for bound in (start, end))
+    uniform = torch.rand(
+        start.shape[0],
+        fanout,
+        generator=generator(start.device),
+        dtype=torch.float64,
+        device=start.device,
+    )
+    if weight is None:
+        return (start + (uniform * (end - start)).long()).flatten()
+    # The first place where the running sum is above the number: one whose weight is positive.
+    number = total[start] + uniform * (total[end] - total[start])
+    picks = torch.searchsorted(total[1:], number, right=True)
+    # Rounding may lead beyond the last non-zero of a row whose weight is positive.
+    place = torch.arange(weight.numel(), device=weight.device)
+    last_positive = torch.where(weight > 0, place, -1).cummax(0).values
+    return picks.clamp(start, last_positive[end - 1]).flatten()
+
+
+def from_coo(indices: torch.Tensor, value: torch.Tensor, shape: Sequence[int]) -> SparseMatrix:
+    """A matrix with ``value[i]`` at row ``indices[0, i]`` and column ``indices[1, i]``."""
+    asked = "make a sparse matrix from COO"
+    if indices.dim() != 2 or indices.shape[0] != 2:
+        found = f"the indices have shape {tuple(indices.shape)}"
+        raise InvalidInputError(asked, found, "pass indices of shape (2, nnz)")
+    rows, cols = _checked_shape(asked, shape)
+    check_indices(asked, row=indices[0], col=indices[1])
+    check_value(asked, value, indices.shape[1], indices.device)
+    check_range(asked, (indices[0], rows), (indices[1], cols))
+    return SparseMatrix(SparsityPattern.from_indices(indices, (rows, cols)), value)
+
+
+def from_csr(
+    indptr: torch.Tensor, indices: torch.Tensor, value: torch.Tensor, shape: Sequence[int]
+) -> SparseMatrix:
+    """A matrix whose row ``i`` has the columns ``indices[indptr[i]:indptr[i + 1]]``."""
+    asked = "make a sparse matrix from CSR"
+    return _from_compressed(asked, indptr, indices, value, _checked_shape(asked, shape))
+
+
+def from_csc(
+    indptr: torch.Tensor, indices: torch.Tensor, value: torch.Tensor, shape: Sequence[int]
+) -> SparseMatrix:
+    """A matrix whose column ``i`` has the rows ``indices[indptr[i]:indptr[i + 1]]``."""
+    asked = "make a sparse matrix from CSC"
+    rows, cols = _checked_shape(asked, shape)
+    return _from_compressed(asked, indptr, indices, value, (cols, rows)).transpose()
+
+
+def from_diag(value: torch.Tensor, shape: Sequence[int]) -> SparseMatrix:
+    """A matrix with ``value`` on its diagonal."""
+    asked = "make a diagonal sparse matrix"
+    rows, cols = _checked_shape(asked, shape)
+    check_value(asked, value, min(rows, cols), value.device)
+    return SparseMatrix(SparsityPattern.from_diag((rows, cols), value.device), value)
+
+
+def val_like(mat: SparseMatrix, value: torch.Tensor) -> SparseMatrix:
+    """A matrix with other values at the places of `mat`."""
+    check_value("give a sparse matrix new values", value, mat.nnz(), mat.device())
+    return SparseMatrix(mat.pattern, value)
+
+
+def _checked_shape(asked: str, shape: Sequence[int]) -> tuple[int, int]:
+    sizes = [int(size) for size in shape]  # where DGL takes them from the indices, tensors
+    if len(sizes) != 2 or min(sizes) < 0:
+        raise InvalidInputError(asked, f"the shape is {tuple(sizes)}", "pass (rows, columns)")
+    return sizes[0], sizes[1]
+
+
+def _from_compressed(
+    asked: str,
+    indptr: torch.Tensor,
+    indices: torch.Tensor,
+    value: torch.Tensor,
+    shape: tuple[int, int],
+) -> SparseMatrix:
+    check_indices(asked, indptr=indptr, indices=indices)
+    check_value(asked, value, indices.numel(), indices.device)
+    if indptr.numel() != shape[0] + 1:
+        raise InvalidInputError(
+            asked,
+            f"indptr has {indptr.numel()} entries, but there are {shape[0]} compressed rows or "
+            "columns",
+            "pass an indptr with one entry more than that",
+        )
+    steps_down = (indptr.diff() < 0).any()
+    is_bad = steps_down | (indptr[0] != 0) | (indptr[-1] != indices.numel())
+    if bool(is_bad | any_outside(indices, shape[1])):
+        check_range(asked, (indices, shape[1]))
+        raise InvalidInputError(
+            asked,
+            "indptr does not rise from 0 to the number of non-zeros",
+            "pass the running sum of how many non-zeros each row or column has",
+        )
+    return SparseMatrix(SparsityPattern.from_csr(indptr, indices, shape), value)
+
+
+def compact(
+    mat: SparseMatrix, dim: int, leading_indices: torch.Tensor | Sequence[int] | None
+) -> tuple[SparseMatrix, torch.Tensor]:
+    """Renumber rows (``dim=0``) or columns (``dim=1``), without those that are empty.
+
+    Leading indices come first, in this order, also if they are empty; the others keep their order.
+    Also returns the old number of each, shape (new size,).
+    """
+    asked = "compact a sparse matrix"
+    check_dim(asked, dim)
+    row, col = mat.coo()
+    ids = (row, col)[dim]
+    size = mat.shape()[dim]
+    occupied = torch.zeros(size, dtype=torch.bool, device=ids.device)
+    occupied.index_fill_(0, ids.long(), True)
+    leading = ids.new_empty(0)
+    if leading_indices is not None:
+        dtype = None if isinstance(leading_indices, torch.Tensor) else ids.dtype
+        leading = torch.as_tensor(leading_indices, dtype=dtype, device=ids.device)
+        check_indices(asked, leading_indices=leading)
+        check_range(asked, (leading, size))
+        ordered, place = leading.sort(stable=True)
+        is_first = torch.ones_like(ordered, dtype=torch.bool)
+        is_first[1:] = ordered[1:] != ordered[:-1]
+        leading = leading[place[is_first].sort().values].to(ids.dtype)
+        occupied.index_fill_(0, leading.long(), False)
+    old = torch.cat([leading, occupied.nonzero().flatten().to(ids.dtype)])
+    new = ids.new_empty(size)
+    new[old.long()] = torch.arange(old.numel(), dtype=ids.dtype, device=ids.device)
+    renumbered = new[ids.long()]
+    if dim == 0:
+        pattern = SparsityPattern.from_coo(renumbered, col, (old.numel(), mat.shape()[1]))
+    else:
+        pattern = SparsityPattern.from_coo(row, renumbered, (mat.shape()[0], old.numel()))
+    return SparseMatrix(pattern, mat.val()), old

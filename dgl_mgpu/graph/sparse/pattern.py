@@ -1,4 +1,4 @@
-"""Where the non-zeros of a matrix are."""
+"""Where the non-zeros of a matrix are, and the checks of arguments that describe them."""
 
 from __future__ import annotations
 
@@ -6,33 +6,93 @@ from functools import cached_property
 
 import torch
 
+from dgl_mgpu.errors import IdOutOfRangeError, InvalidInputError
 from dgl_mgpu.graph.relation import Compressed, Coo, Relation
-from dgl_mgpu.graph.sparse.check import check_places
+
+
+def check_indices(asked: str, **indices: torch.Tensor) -> None:
+    """Raise unless all are 1-dimensional tensors of one index dtype on one device."""
+    for name, index in indices.items():
+        if not isinstance(index, torch.Tensor):
+            found = f"{name} is of type {type(index).__name__}"
+            raise InvalidInputError(asked, found, "pass a tensor")
+    dtypes = {index.dtype for index in indices.values()}
+    if len(dtypes) > 1 or not dtypes <= {torch.int32, torch.int64}:
+        found = ", ".join(f"{name} has dtype {index.dtype}" for name, index in indices.items())
+        raise InvalidInputError(asked, found, "pass int64 tensors, or int32 tensors")
+    for name, index in indices.items():
+        if index.dim() != 1:
+            found = f"{name} has shape {tuple(index.shape)}"
+            raise InvalidInputError(asked, found, "pass a tensor of one dimension")
+    if len({index.device for index in indices.values()}) > 1:
+        found = ", ".join(f"{name} is on {index.device}" for name, index in indices.items())
+        raise InvalidInputError(asked, found, "pass tensors on one device")
+
+
+def any_outside(ids: torch.Tensor, bound: int) -> torch.Tensor:
+    """Whether an id is not in ``[0, bound)``; a tensor, for which the host need not wait."""
+    return ((ids < 0) | (ids >= bound)).any()
+
+
+def check_range(asked: str, *bounds: tuple[torch.Tensor, int]) -> None:
+    """Raise unless all ids of each tensor are in ``[0, bound)``.  The host waits once."""
+    if not bool(torch.stack([any_outside(*pair) for pair in bounds]).any()):
+        return
+    for ids, bound in bounds:
+        outside = ids[(ids < 0) | (ids >= bound)]
+        if outside.numel():
+            found = f"there is no place for index {int(outside[0])}"
+            raise IdOutOfRangeError(asked, found, f"pass indices in [0, {bound})")
+
+
+def check_value(asked: str, value: torch.Tensor, nnz: int, device: torch.device) -> None:
+    """Raise unless there is a value for each non-zero, on the device of the indices."""
+    if value.dim() not in (1, 2) or value.shape[0] != nnz:
+        raise InvalidInputError(
+            asked,
+            f"the values have shape {tuple(value.shape)}, but there are {nnz} non-zeros",
+            f"pass values of shape ({nnz},) or ({nnz}, D)",
+        )
+    if value.device != device:
+        found = f"the values are on {value.device}, but the indices are on {device}"
+        raise InvalidInputError(asked, found, "move one to the other")
+
+
+def check_dim(asked: str, dim: int) -> None:
+    """Raise unless `dim` is 0 or 1."""
+    if dim not in (0, 1):
+        raise InvalidInputError(asked, f"there is no dim={dim}", "use 0 or 1")
+
+
+def check_numbering(asked: str, shape: tuple[int, int]) -> None:
+    """Raise unless the places of a matrix can be numbered in 64 bits."""
+    if shape[0] * shape[1] >= 1 << 63:
+        found = f"the matrix has shape {shape}"
+        raise InvalidInputError(asked, found, "pass one of less than 2^63 places")
+
+
+def check_same(asked: str, **tensors: torch.Tensor) -> None:
+    """Raise unless all have one dtype and are on one device."""
+    for attribute in ("dtype", "device"):
+        values = {name: getattr(tensor, attribute) for name, tensor in tensors.items()}
+        if len(set(values.values())) > 1:
+            found = ", ".join(f"{name} has {attribute} {value}" for name, value in values.items())
+            raise InvalidInputError(asked, found, f"convert them to one {attribute}")
 
 
 class SparsityPattern:
     """Rows and columns of the non-zeros, in the order of the values that go with them.
 
-    The formats are those of a relation from rows to columns whose edges are the non-zeros: made
-    when first asked for, kept, and shared with the transpose.  Nothing here is differentiable.
-
-    Parameters
-    ----------
-    shape : tuple of int
-        Numbers of rows and columns.
-    relation : Relation
-    indices : Tensor or None, int32 or int64, shape (2, nnz)
-        Rows and columns in one tensor, where there is one.
-    is_diag : bool
-        Whether non-zero ``i`` is known to be at ``(i, i)``, for all ``i < min(shape)``.
+    The formats are those of a relation from rows to columns whose edges are the non-zeros: made on
+    first use, kept, and shared with the transpose.  Nothing here is differentiable.
     """
 
     def __init__(
         self,
         shape: tuple[int, int],
         relation: Relation,
-        indices: torch.Tensor | None = None,
-        is_diag: bool = False,
+        indices: torch.Tensor | None = None,  # int32 or int64, shape (2, nnz), if there is one
+        is_diag: bool = False,  # non-zero i is known to be at (i, i), for all i < min(shape)
     ) -> None:
         self.shape = shape
         self.relation = relation
@@ -64,17 +124,9 @@ class SparsityPattern:
 
     @classmethod
     def from_keys(cls, keys: torch.Tensor, shape: tuple[int, int]) -> SparsityPattern:
-        """Non-zeros at the places that `keys` gave."""
+        """The inverse of `keys`."""
         row = keys.div(shape[1], rounding_mode="floor")
         return cls.from_coo(row, keys - row * shape[1], shape)
-
-    @property
-    def nnz(self) -> int:
-        return self.relation.num_edges
-
-    @property
-    def device(self) -> torch.device:
-        return self.relation.device
 
     @property
     def row(self) -> torch.Tensor:
@@ -94,14 +146,8 @@ class SparsityPattern:
         return self._indices
 
     def keys(self) -> torch.Tensor:
-        """A number for each non-zero, int64: its place where the matrix is laid out row by row.
-
-        Raises
-        ------
-        InvalidInputError
-            If there are more places than int64 counts.
-        """
-        check_places("find the places of non-zeros", self.shape)
+        """The place of each non-zero in the matrix laid out row by row; int64, shape (nnz,)."""
+        check_numbering("find the places of non-zeros", self.shape)
         return self.row * self.shape[1] + self.col
 
     @cached_property
@@ -113,6 +159,6 @@ class SparsityPattern:
         return bool((keys[1:] == keys[:-1]).any())
 
     def transpose(self) -> SparsityPattern:
-        """The pattern with rows and columns exchanged, and the non-zeros in the same order."""
+        """Rows and columns exchanged, with the non-zeros in the same order."""
         rows, cols = self.shape
         return SparsityPattern((cols, rows), self.relation.reverse(), is_diag=self.is_diag)

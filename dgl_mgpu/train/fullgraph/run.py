@@ -15,10 +15,9 @@ from dgl_mgpu.comm.communicator import Communicator
 from dgl_mgpu.config.schema import Config, ModelConfig
 from dgl_mgpu.data import Dataset, HeteroDataset
 from dgl_mgpu.data.checks import SPLITS
-from dgl_mgpu.distributed.exchange.strategy import AUTO, ExchangeStrategy
+from dgl_mgpu.distributed.exchange.strategies import AUTO, ExchangeStrategy
 from dgl_mgpu.distributed.graph import PartitionedGraph, partition_graph
-from dgl_mgpu.distributed.host_features import HostRows
-from dgl_mgpu.distributed.host_features.placement import are_for_host
+from dgl_mgpu.distributed.host_features import HostRows, are_for_host
 from dgl_mgpu.errors import ConfigError, InvalidInputError
 from dgl_mgpu.models.full_graph import build_model, build_whole_relational_model
 from dgl_mgpu.models.heterogeneous import HeteroInputs, common_width

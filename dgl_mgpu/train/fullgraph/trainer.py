@@ -13,7 +13,7 @@ from torch import nn
 
 from dgl_mgpu.data.checks import SPLITS
 from dgl_mgpu.distributed.graph import PartitionedGraph
-from dgl_mgpu.distributed.host_features.offload_hooks import offloaded_rows
+from dgl_mgpu.distributed.host_features import offloaded_rows
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.graph.errors import InvalidCallError
 from dgl_mgpu.report import EpochReport, StageSeconds

@@ -4,10 +4,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from dgl_mgpu.distributed.exchange.broadcast import Broadcast
-from dgl_mgpu.distributed.exchange.chunks import Chunks
+from dgl_mgpu.distributed.exchange.collectives import Broadcast, Chunks, WholeHalo
 from dgl_mgpu.distributed.exchange.halo import Fetch, Halo
-from dgl_mgpu.distributed.exchange.halo_blocking import WholeHalo
 from dgl_mgpu.distributed.exchange.peer_memory import PeerChunks
 from dgl_mgpu.distributed.exchange.schedule import CommSchedule, Sum
 from dgl_mgpu.distributed.exchange.window import Window

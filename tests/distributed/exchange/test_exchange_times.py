@@ -14,9 +14,8 @@ import torch
 import torch.distributed as dist
 
 import dgl_mgpu
-from dgl_mgpu.distributed.exchange import messages
 from dgl_mgpu.distributed.exchange import schedule as rounds
-from dgl_mgpu.distributed.exchange.messages import Message
+from dgl_mgpu.distributed.exchange.schedule import Message
 from dgl_mgpu.train.fullgraph.trainer import FullGraphTrainer
 from dgl_mgpu.utils import stages
 from dgl_mgpu.utils.stages import StageTimes, stage
@@ -167,7 +166,7 @@ def test_on_a_gpu_another_stream_tells_when_a_message_has_come(monkeypatch):
     gpu = _Gpu()
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: gpu.stream(gpu.current))
     monkeypatch.setattr(torch.cuda, "stream", gpu.on)
-    monkeypatch.setattr(messages, "_stream_beside", lambda device: gpu.stream("beside"))
+    monkeypatch.setattr(rounds, "_observer_stream", lambda device: gpu.stream("beside"))
     monkeypatch.setattr(stages, "_mark", lambda device: gpu.note("mark"))
     work = SimpleNamespace(wait=lambda: gpu.note("wait"))
     rows = SimpleNamespace(device=torch.device("cuda"))

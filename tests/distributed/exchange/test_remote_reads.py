@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from dgl_mgpu.distributed.exchange.chunks import Chunks
+from dgl_mgpu.distributed.exchange.collectives import Chunks
 from dgl_mgpu.distributed.exchange.peer_memory import PeerChunks
 from dgl_mgpu.distributed.exchange.remote_reads import RemoteReads
 from dgl_mgpu.distributed.exchange.schedule import Sum

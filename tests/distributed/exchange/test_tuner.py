@@ -13,13 +13,17 @@ import torch
 import torch.distributed as dist
 
 from dgl_mgpu.distributed.exchange import tuner as auto
-from dgl_mgpu.distributed.exchange.chunks import Chunks
+from dgl_mgpu.distributed.exchange.collectives import Chunks
 from dgl_mgpu.distributed.exchange.cost import Model, RankLoad, Rates
 from dgl_mgpu.distributed.exchange.schedule import Sum
-from dgl_mgpu.distributed.exchange.search import search
-from dgl_mgpu.distributed.exchange.strategies import ExchangeStrategies
-from dgl_mgpu.distributed.exchange.strategy import BROADCAST, HALO_BLOCKING, STEPS, ExchangeStrategy
-from dgl_mgpu.distributed.exchange.tuner import Auto, Case
+from dgl_mgpu.distributed.exchange.strategies import (
+    BROADCAST,
+    HALO_BLOCKING,
+    STEPS,
+    ExchangeStrategies,
+    ExchangeStrategy,
+)
+from dgl_mgpu.distributed.exchange.tuner import Auto, Case, search
 from dgl_mgpu.distributed.local_part import Part, cut
 from dgl_mgpu.distributed.partition import ranges
 from dgl_mgpu.ops.spmm_remote import Pipeline

@@ -567,8 +567,8 @@ def test_the_view_of_a_tensor_is_made_once():
 def test_c_functions_take_arrays_of_dgl():
     tensor, ids = torch.randn(4, 2), torch.tensor([1, 1])
     array = dgl.backend.zerocopy_to_dgl_ndarray(tensor)
-    assert torch.equal(pinning.gather_rows_of_host(array, ids), tensor[ids])
-    pinning.scatter_rows_to_host(array, torch.tensor([3]), torch.ones(1, 2))
+    assert torch.equal(pinning.gather_pinned_tensor_rows(array, ids), tensor[ids])
+    pinning.scatter_pinned_tensor_rows(array, torch.tensor([3]), torch.ones(1, 2))
     assert tensor[3].tolist() == [1, 1]
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
-
 import dgl.sparse as dglsp
 import pytest
 import torch
 
 from dgl_mgpu.errors import InvalidInputError
+from dgl_mgpu.graph.sparse import products as sparse_products
 from tests.graph.sparse.matrices import DEVICES, FORMATS, SHAPES, make, same_gradients, to_dense
 
 
@@ -86,11 +85,10 @@ def test_spspmm(form, other, shapes, nnz, device):
 
 def test_spspmm_in_parts(monkeypatch):
     """Whatever of the products is in memory at a time, the result is the same."""
-    module = importlib.import_module("dgl_mgpu.graph.sparse.spspmm")
     a, b = make("coo", (30, 40), 300, seed=1), make("csc", (40, 20), 200, seed=2)
     whole = a.sparse @ b.sparse
     for products in (40, 500, 10**6):
-        monkeypatch.setattr(module, "PRODUCTS", products)
+        monkeypatch.setattr(sparse_products, "PRODUCTS", products)
         parts = a.sparse @ b.sparse
         assert torch.equal(parts.indices(), whole.indices())
         same_gradients(to_dense(parts), a.dense @ b.dense, a.value, b.value)

@@ -16,8 +16,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import dgl_mgpu
+from dgl_mgpu.distributed import host_features as host
 from dgl_mgpu.distributed.host_features import HostRows
-from dgl_mgpu.distributed.host_features import host_rows as host
 from dgl_mgpu.graph.dispatch import tensor_backed_graphs
 from dgl_mgpu.models.gcn import FullGraphGCN
 from dgl_mgpu.models.gcn.passes import dropped

@@ -16,7 +16,8 @@ from dgl_mgpu import partition_graph
 from dgl_mgpu.cli import main
 from dgl_mgpu.config.schema import ModelConfig
 from dgl_mgpu.data import load, load_hetero
-from dgl_mgpu.distributed.host_features import HostRows, placement
+from dgl_mgpu.distributed import host_features
+from dgl_mgpu.distributed.host_features import HostRows
 from dgl_mgpu.models.full_graph import build_model, build_whole_relational_model
 from dgl_mgpu.models.heterogeneous import HeteroInputs, common_width
 from dgl_mgpu.report import EpochReport, read_metrics
@@ -193,7 +194,7 @@ def test_a_gcn_trains_alike_in_less_memory(tmp_path, data, without_pictures, opt
 
 
 def test_features_that_do_not_fit_are_in_host_memory(tmp_path, data, without_pictures, monkeypatch):
-    monkeypatch.setattr(placement, "free_bytes", lambda device: 1e5)  # 1000 nodes have more
+    monkeypatch.setattr(host_features, "free_bytes", lambda device: 1e5)  # 1000 nodes have more
     with kept_on_host(monkeypatch) as made:
         folder = train(tmp_path / "run", data, "model=gcn", "trainer.epochs=30")
     assert len(made) == 1

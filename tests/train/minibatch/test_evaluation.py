@@ -10,7 +10,7 @@ import torch
 from dgl.dataloading import NeighborSampler
 
 from dgl_mgpu.config.schema import Config
-from dgl_mgpu.layerwise_inference import repeated_blocks as repeated
+from dgl_mgpu.layerwise_inference import run as repeated
 from dgl_mgpu.models.homogeneous import NodeModel
 from dgl_mgpu.train.compose import compose
 from dgl_mgpu.train.minibatch import run

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from dgl._ffi.runtime_ctypes import DGLContext
 
+from dgl_mgpu.graph.dispatch import as_tensor
 from dgl_mgpu.graph.originals import originals
 
 if TYPE_CHECKING:
@@ -27,19 +28,17 @@ def asnumpy(self: Any) -> np.ndarray:
 
 def pin_memory_(self: NDArray) -> None:
     """Pin an array's memory, until it is unpinned or the array is given up."""
-    from dgl_mgpu.graph import arrays
     from dgl_mgpu.graph.pinning import pinning
 
-    vars(self)["_pinned"] = pinning.pin_memory_inplace(arrays.as_tensor(self))
+    vars(self)["_pinned"] = pinning.pin_memory_inplace(as_tensor(self))
 
 
 def unpin_memory_(self: NDArray) -> None:
     """Unpin an array's memory; an error if it is pinned, but not by the array."""
-    from dgl_mgpu.graph import arrays
     from dgl_mgpu.graph.pinning import pinning
 
     pinned = vars(self).pop("_pinned", None)
-    tensor = arrays.as_tensor(self)
+    tensor = as_tensor(self)
     if pinned is not None:
         pinned.unpin_memory_()
     elif tensor.is_pinned():

@@ -14,5 +14,5 @@ def save_graphs(filename: Any, g_list: Any, labels: Any = None, formats: Any = N
     for graph in g_list if isinstance(g_list, list) else [g_list]:
         index = getattr(graph, "_graph", None)
         if isinstance(index, DistributedGraphIndex):
-            index.refuse_to_be_kept()
+            index.refuse_to_copy()
     originals["dgl.data.graph_serialize:save_graphs"](filename, g_list, labels, formats)

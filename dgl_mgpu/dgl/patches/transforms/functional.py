@@ -27,10 +27,10 @@ def reverse(
 
 def remove_self_loop(g: Any, etype: Any = None) -> Any:
     """In place of ``dgl.remove_self_loop``: a part of a graph has all loops of its nodes."""
-    from dgl_mgpu.graph.distributed import DistributedGraphIndex, without_loops
+    from dgl_mgpu.graph.distributed import DistributedGraphIndex, remove_self_loops
 
     if isinstance(g._graph, DistributedGraphIndex) and _may_have_loops(g, etype):
-        return without_loops(g, etype)
+        return remove_self_loops(g, etype)
     return originals[_FUNCTIONS + "remove_self_loop"](g, etype)
 
 
@@ -52,14 +52,14 @@ def add_edges(g: Any, u: Any, v: Any, data: Any = None, etype: Any = None) -> An
     import torch
 
     from dgl_mgpu.comm.communicator import Communicator
-    from dgl_mgpu.graph.distributed import DistributedGraphIndex, with_loops
+    from dgl_mgpu.graph.distributed import DistributedGraphIndex, add_self_loops
 
     if isinstance(g._graph, DistributedGraphIndex) and _may_have_loops(g, etype):
         nodes = g.nodes(g.to_canonical_etype(etype)[0])
         are_loops = all(isinstance(end, torch.Tensor) and torch.equal(end, nodes) for end in (u, v))
         # No edges are those of a rank without nodes, whatever the others add.
         if all(Communicator.of_all_machines().all_gather(are_loops)):
-            return with_loops(g, data or {}, etype)
+            return add_self_loops(g, data or {}, etype)
     return originals[_FUNCTIONS + "add_edges"](g, u, v, data, etype)
 
 

@@ -80,7 +80,7 @@ def edge_softmax(
     """In place of ``dgl.backend.pytorch.sparse.edge_softmax``."""
     from dgl_mgpu.graph.message_passing import operators
 
-    return operators.edge_softmax(gidx, logits, eids, norm_by)
+    return operators.backend_edge_softmax(gidx, logits, eids, norm_by)
 
 
 @override("dgl.backend.pytorch.sparse:edge_softmax_hetero", DISTRIBUTED, takes_index=True)
@@ -90,4 +90,4 @@ def edge_softmax_hetero(
     """In place of ``dgl.backend.pytorch.sparse.edge_softmax_hetero``, for parts of graphs."""
     from dgl_mgpu.graph.message_passing import operators
 
-    return operators.edge_softmax_hetero(gidx, eids, norm_by, *logits)
+    return operators.backend_edge_softmax_hetero(gidx, eids, norm_by, *logits)

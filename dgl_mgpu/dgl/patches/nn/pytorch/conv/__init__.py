@@ -59,7 +59,7 @@ class _OverAllRows(TorchFunctionMode):
         if not training:
             return batch_norm(rows, running_mean, running_var, weight, bias, False, momentum, eps)
         size = torch.tensor(len(rows), dtype=torch.float64, device=rows.device)
-        count = float(self._index.from_all(size).sum())
+        count = float(self._index.all_gather(size).sum())
         if count < 2:  # torch's own words, which a rank without rows would not have
             raise ValueError(f"Expected more than 1 value per channel when training, got {count:g}")
         mean = self._index.readout(rows, "mean")

@@ -1,16 +1,21 @@
-"""Rows of nodes in the host's memory, of which a device has some columns at a time."""
+"""Features of nodes that stay in the host's memory while models train on GPUs."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import logging
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
+from typing import Any
 
 import torch
 from dgl import DGLGraph
 
+from dgl_mgpu.comm.communicator import Communicator
 from dgl_mgpu.distributed.graph import PartitionedGraph
+from dgl_mgpu.distributed.memory import free_bytes
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.graph.pinning.pinning import pin_memory_inplace
 from dgl_mgpu.ops.check import check_integer
@@ -107,23 +112,23 @@ class HostRows:
 
     def slabs(self) -> Iterator[tuple[slice, torch.Tensor]]:
         """The columns of each slab, and it on the device, until the next one is asked for."""
-        for columns, slab in zip(self._columns, self._memory.brought(), strict=True):
+        for columns, slab in zip(self._columns, self._memory.bring(), strict=True):
             for change in self._changes:
                 slab = change(slab, columns)
             yield columns, slab
 
     def changed(self, change: Change) -> HostRows:
         """What ``change`` makes of the rows, of each slab whenever it is brought to the device."""
-        found = copy.copy(self)
-        found._changes = (*self._changes, change)
-        return found
+        changed = copy.copy(self)
+        changed._changes = (*self._changes, change)
+        return changed
 
     def kept(self) -> HostRows:
         """The same with all changes made: in other memory of the host's."""
-        found = copy.copy(self)
+        kept = copy.copy(self)
         slabs = [torch.empty_like(slab, device="cpu").copy_(slab) for _, slab in self.slabs()]
-        found._memory, found._changes = _Memory(slabs, self.device), ()
-        return found
+        kept._memory, kept._changes = _Memory(slabs, self.device), ()
+        return kept
 
     def times(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """The product with ``weight``, and ``bias`` added.
@@ -192,7 +197,7 @@ class _Memory:
             waiting = weakref.finalize(self, self._stream.synchronize)
             waiting.atexit = False
 
-    def brought(self) -> Iterator[torch.Tensor]:
+    def bring(self) -> Iterator[torch.Tensor]:
         """Each slab on the device, in one of two buffers: the next but one overwrites it."""
         buffers = [torch.empty_like(slab, device=self._device) for slab in self.slabs[:2]]
 
@@ -247,3 +252,113 @@ def _check(rows: torch.Tensor) -> None:
             "the rows require a gradient, and rows in the host's memory get none",
             "pass rows.detach(), or keep them on the graph's device",
         )
+
+
+#: Share of a GPU's free memory that features may take.  Sums of them, where they are kept, take as
+#: much; the rest is for what a model makes of them.
+_MOST = 0.25
+
+log = logging.getLogger(__name__)
+
+
+def are_for_host(place: str, nbytes: int, device: torch.device) -> bool:
+    """Whether this rank's features stay in the host's memory; collective, the same on all ranks.
+
+    ``place`` is 'gpu', 'host' or 'auto', which keeps them there if on some rank they would take
+    more than a quarter of what is free on the GPU.
+    """
+    if place != "auto":
+        return place == "host"
+    ranks = Communicator.of_all_machines()
+    everyone = ranks.all_gather((nbytes, free_bytes(device)))
+    on_host = any(needed > _MOST * free for needed, free in everyone)
+    if on_host and ranks.rank == 0:
+        needed, free = max(everyone, key=lambda needs: needs[0] / max(needs[1], 1))
+        # Ranks that were launched show warnings alone.
+        log.warning(
+            "features stay in the host's memory: they take %.1f GB, and %.1f GB are free on a GPU"
+            " (fullgraph.features=gpu moves them there)",
+            needed / 1e9,
+            free / 1e9,
+        )
+    return on_host
+
+
+@contextlib.contextmanager
+def offloaded_rows(inputs: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """A model's inputs for a forward pass, with tensors in place of `HostRows`, also in nested
+    dicts.
+
+    All of the rows are brought to the device whenever one is looked up, and again in the backward
+    pass where an operation has saved them: in between, neither autograd nor ``inputs`` holds them.
+    So they take memory while the model itself does, as a rule in the first layer's forward pass,
+    and while that layer goes backward.  What it makes of them and saves, such as sums as wide as
+    they are, or rows of which some are dropped out, stays from the one to the other.
+    """
+    if not _any_host_rows(inputs):
+        yield inputs
+        return
+    inside = _SharedRows(inputs)
+    with torch.autograd.graph.saved_tensors_hooks(inside.pack, inside.unpack):
+        yield inside
+
+
+def _any_host_rows(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return any(_any_host_rows(item) for item in value.values())
+    return isinstance(value, HostRows)
+
+
+class _View:
+    """What an operation has saved of rows that were lent to it."""
+
+    def __init__(self, rows: HostRows, tensor: torch.Tensor) -> None:
+        self._rows = rows
+        self._as = tensor.size(), tensor.stride(), tensor.storage_offset()
+
+    def bring(self) -> torch.Tensor:
+        return self._rows.whole().as_strided(*self._as)
+
+
+class _SharedRows(Mapping[str, Any]):
+    def __init__(self, inputs: Mapping[str, Any]) -> None:
+        self._inputs = inputs
+        #: What was lent, as long as somebody has it, and its version then.
+        self._out: list[tuple[weakref.ref[torch.Tensor], int, HostRows]] = []
+
+    def __getitem__(self, key: str) -> Any:
+        return self._lend(self._inputs[key])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._inputs)
+
+    def __len__(self) -> int:
+        return len(self._inputs)
+
+    def _lend(self, value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {key: self._lend(item) for key, item in value.items()}
+        if not isinstance(value, HostRows):
+            return value
+        whole = value.whole()
+        self._out.append((weakref.ref(whole), whole._version, value))
+        return whole
+
+    def pack(self, saved: torch.Tensor) -> torch.Tensor | _View:
+        """What autograd keeps of a tensor."""
+        for reference, version, rows in self._out:
+            whole = reference()
+            # What a model has changed in place is no longer what could be brought again.
+            is_unchanged = saved._version == version
+            if whole is not None and saved.numel() and is_unchanged and _shares(saved, whole):
+                return _View(rows, saved)
+        return saved
+
+    def unpack(self, packed: torch.Tensor | _View) -> torch.Tensor:
+        return packed.bring() if isinstance(packed, _View) else packed
+
+
+def _shares(saved: torch.Tensor, whole: torch.Tensor) -> bool:
+    """Whether a tensor is a view of another's memory."""
+    same = saved.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
+    return same and saved.dtype == whole.dtype
