@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from operator import attrgetter
 from typing import Any
 
 import torch
@@ -109,5 +108,16 @@ def adjacency(
     return arrays.__getitem__
 
 
-#: What DGL asks an index for by a function: its metagraph, its device and its ids' dtype.
-metagraph, context, dtype = map(attrgetter, ("metagraph", "ctx", "dtype"))
+# Attributes of an index, as functions.
+
+
+def metagraph(index: TensorIndex) -> GraphIndex:
+    return index.metagraph
+
+
+def context(index: TensorIndex) -> DGLContext:
+    return index.ctx
+
+
+def dtype(index: TensorIndex) -> str:
+    return index.dtype
