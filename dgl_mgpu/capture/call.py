@@ -253,5 +253,5 @@ def numerical_modes(device: torch.device) -> Hashable:
         torch.backends.cudnn.allow_tf32,
         torch.are_deterministic_algorithms_enabled(),
         threading.get_ident(),
-        torch.cuda.current_stream(device).cuda_stream if kind == "cuda" else None,
+        torch._C._cuda_getCurrentRawStream(device.index) if kind == "cuda" else None,
     )

@@ -70,12 +70,12 @@ def _call(self: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
 def _is_in_the_way() -> bool:
     """Whether whoever calls models now wants to see each operation."""
     return (
-        torch.compiler.is_compiling()
-        or torch.jit.is_tracing()
-        or not all(isinstance(mode, DeviceContext) for mode in _get_current_function_mode_stack())
-        or torch._C._len_torch_dispatch_stack() > 0
+        torch._C._len_torch_dispatch_stack() > 0
         or torch._C._functorch.peek_interpreter_stack() is not None
-        or (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
+        or torch.compiler.is_compiling()
+        or torch.jit.is_tracing()
+        or (torch.cuda.is_initialized() and torch._C._cuda_isCurrentStreamCapturing())
+        or not all(isinstance(mode, DeviceContext) for mode in _get_current_function_mode_stack())
     )
 
 

@@ -15,6 +15,7 @@ from dgl.base import EID, NID
 from dgl.frame import Column, Frame, Scheme
 from dgl.heterograph import DGLBlock, DGLGraph
 
+from dgl_mgpu.capture.copy_list import CopyList
 from dgl_mgpu.capture.sizes import Sizes, Types
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.graph.index import GraphSchema, TensorIndex
@@ -32,7 +33,7 @@ class _Contents(Protocol):
     def edges(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """The indptr and the sources of each edge type."""
 
-    def rows(self, frame: int, name: str, out: torch.Tensor) -> torch.Tensor | None:
+    def rows(self, frame: int, name: str, out: RowBuffer) -> torch.Tensor | None:
         """A feature of a frame, by number (:attr:`Types.frames`); None if it was written to out."""
 
 
@@ -54,7 +55,7 @@ class _Block:
                 )
             yield found.indptr, found.indices
 
-    def rows(self, frame: int, name: str, out: torch.Tensor) -> torch.Tensor:
+    def rows(self, frame: int, name: str, out: RowBuffer) -> torch.Tensor:
         return _read(self._frames[frame], name)
 
 
@@ -68,7 +69,7 @@ class _Hop:
         for etype in self._types.edges:
             yield self._hop.edges[etype][:2]
 
-    def rows(self, frame: int, name: str, out: torch.Tensor) -> torch.Tensor | None:
+    def rows(self, frame: int, name: str, out: RowBuffer) -> torch.Tensor | None:
         hop, of = self._hop, self._types.frames[frame]
         if of.side == "edge":
             ids = hop.edges[of.type].eids
@@ -78,7 +79,8 @@ class _Hop:
                 ids = ids[: hop.num_dst[of.type]]
         if name == _IDS[of.side]:
             return ids
-        self._features.fetch(of, name, ids, out[: len(ids)])
+        out.shrink(len(ids))
+        self._features.fetch(of, name, ids, out.data[: len(ids)])
         return None
 
 
@@ -94,6 +96,11 @@ class RowBuffer:
         self.data = fill((rows, *data.shape[1:]))
         self.data[: len(data)].copy_(data)
         self._num_loaded = len(data)
+
+    def load(self, data: torch.Tensor, copies: CopyList) -> None:
+        """Have a batch's rows copied here."""
+        self.shrink(len(data))
+        copies.copy(self.data, data)
 
     def shrink(self, rows: int) -> None:
         """Make what is beyond the next batch's rows padding."""
@@ -130,6 +137,7 @@ class StaticBuffers:
             _PairBuffers(graph, sizes.nodes[-1], edges)
             for graph, edges in zip(pair_graphs, sizes.pairs, strict=True)
         ]
+        self._copies = CopyList(torch.empty(0, dtype=batch[0].idtype, device=batch[0].device))
         self.load(batch, pair_graphs)
 
     def load(
@@ -176,15 +184,13 @@ class StaticBuffers:
         pair_graphs: Sequence[DGLGraph] = (),
         others: Sequence[tuple[RowBuffer, torch.Tensor]] = (),
     ) -> None:
-        pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
         for part, contents in zip(self._parts, batch, strict=True):
-            pairs += part.load(contents)
+            part.load(contents, self._copies)
         for pair_part, graph in zip(self._pair_parts, pair_graphs, strict=True):
-            pairs += pair_part.load(graph)
+            pair_part.load(graph, self._copies)
         for buffer, data in others:
-            buffer.shrink(len(data))
-            pairs.append((buffer.data[: len(data)], data))
-        torch._foreach_copy_([here for here, _ in pairs], [there for _, there in pairs])
+            buffer.load(data, self._copies)
+        self._copies.run()
 
     def blocks(self, sizes: Sizes | None = None) -> list[DGLBlock]:
         """Blocks of the loaded batch with padding; without it if the batch's sizes are given.
@@ -246,33 +252,23 @@ class _BlockBuffers(_GraphBuffers):
         ends = self._schema.ends
         self._indptrs = [ids.new_zeros(nodes[dst] + 1) for _, dst in ends]
         self._sources = [ids.new_zeros(count) for count in edges]
-        #: What is beyond a batch.  Padding edges start at the last source: sources of the batch
-        #: would have other out-degrees.
-        self._tails = [
-            (*_even_starts(indptr, len(sources)), torch.full_like(sources, nodes[src] - 1))
-            for (src, _), indptr, sources in zip(ends, self._indptrs, self._sources, strict=True)
-        ]
+        #: Where padding edges start: sources of the batch would have other out-degrees.
+        self._last_sources = [nodes[src] - 1 for src, _ in ends]
 
-    def load(self, contents: _Contents) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Pairs of a destination and the tensor to copy there."""
-        parts = zip(contents.edges(), self._indptrs, self._sources, self._tails, strict=True)
-        for (starts, indices), indptr, sources, (extra, numbers, no_indices) in parts:
-            rows, edges = len(starts), len(indices)
-            yield indptr[:rows], starts
-            # Each padding row has an edge, as long as there are enough, and the last ones share
-            # the others evenly.
-            torch.clamp(extra[rows:], min=edges - rows + 1, out=indptr[rows:])
-            indptr[rows:] += numbers[rows:]
-            if len(sources) - edges < len(indptr) - rows:
-                indptr[rows:].clamp_(max=len(sources))
-            yield sources[:edges], indices
-            yield sources[edges:], no_indices[edges:]
+    def load(self, contents: _Contents, copies: CopyList) -> None:
+        """Have a block copied here."""
+        parts = zip(contents.edges(), self._indptrs, self._sources, self._last_sources, strict=True)
+        for (starts, indices), indptr, sources, last_source in parts:
+            edges = len(indices)
+            copies.copy(indptr, starts)
+            copies.starts(indptr, len(starts), edges, len(sources))
+            copies.copy(sources, indices)
+            copies.fill(sources, edges, last_source)
         for number, frame in enumerate(self.frames):
             for name, column in frame.columns.items():
-                data = contents.rows(number, name, column.data)
+                data = contents.rows(number, name, column)
                 if data is not None:
-                    column.shrink(len(data))
-                    yield column.data[: len(data)], data
+                    column.load(data, copies)
 
     def block(self, nodes: Sequence[int], edges: Sequence[int]) -> DGLBlock:
         """A block of the first ``nodes``, sources before destinations, and ``edges``."""
@@ -289,16 +285,6 @@ class _BlockBuffers(_GraphBuffers):
         return self._graph(TensorIndex(self._schema, nodes, relations), nodes, edges)
 
 
-def _even_starts(indptr: torch.Tensor, edges: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Where rows start if the last ones share all edges evenly, less their numbers; the numbers.
-
-    If one destination had all padding edges, atomic additions would serialise there.
-    """
-    last = len(indptr) - 1
-    numbers = torch.arange(last + 1, dtype=indptr.dtype, device=indptr.device)
-    return edges + -(-edges // last) * (numbers - last) - numbers, numbers
-
-
 class _PairBuffers(_GraphBuffers):
     """Static buffers of a graph of node pairs, whose padding edges join the last nodes."""
 
@@ -306,23 +292,22 @@ class _PairBuffers(_GraphBuffers):
         super().__init__(graph, nodes, edges)
         self._nodes, self._edges = nodes, edges
         ids = torch.empty(0, dtype=graph.idtype, device=graph.device)
+        #: Of each edge type: sources and destinations, and the nodes that padding edges join.
         self._ends = [
-            tuple((ids.new_zeros(count), ids.new_full((count,), nodes[end] - 1)) for end in ends)
+            tuple((ids.new_zeros(count), nodes[end] - 1) for end in ends)
             for ends, count in zip(self._schema.ends, edges, strict=True)
         ]
 
-    def load(self, graph: DGLGraph) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Pairs of a destination and the tensor to copy there."""
+    def load(self, graph: DGLGraph, copies: CopyList) -> None:
+        """Have a graph copied here."""
         for relation, ends in zip(graph._graph.relations, self._ends, strict=True):
-            for data, (buffer, padding) in zip(relation.coo(), ends, strict=True):
-                yield buffer[: len(data)], data
-                yield buffer[len(data) :], padding[len(data) :]
+            for data, (buffer, last) in zip(relation.coo(), ends, strict=True):
+                copies.copy(buffer, data)
+                copies.fill(buffer, len(data), last)
         frames = (*graph._node_frames, *graph._edge_frames)
         for buffers, frame in zip(self.frames, frames, strict=True):
             for name, column in buffers.columns.items():
-                data = _read(frame, name)
-                column.shrink(len(data))
-                yield column.data[: len(data)], data
+                column.load(_read(frame, name), copies)
 
     def graph(self) -> DGLGraph:
         """The loaded graph with padding, in all formats.

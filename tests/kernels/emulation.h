@@ -508,6 +508,7 @@ T rounded(T value) {
 #define __shared__ static thread_local
 #define __forceinline__ inline __attribute__((always_inline))
 #define __launch_bounds__(...)
+#define __grid_constant__
 #define __align__(bytes) alignas(bytes)
 
 #define threadIdx (static_cast<const emulation::Dim&>(emulation::thread_index))
