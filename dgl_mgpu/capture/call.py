@@ -12,12 +12,11 @@ from typing import Any
 
 import torch
 from dgl.heterograph import DGLBlock, DGLGraph
-from torch import nn
 
 from dgl_mgpu.capture.sizes import Sizes
 
 _Constants = bool | int | float | complex | str | bytes | torch.dtype | torch.device | None
-_IDENTITIES = (FunctionType, BuiltinFunctionType, nn.Module, type)
+_IDENTITIES = (FunctionType, BuiltinFunctionType, type)
 
 
 class _Thread(threading.local):

@@ -64,6 +64,8 @@ def checked_result(model: nn.Module, call: Call, graphs: ModelGraphs) -> tuple[A
     try:
         tensors, template = split_tensors(result)
         graphs.match_outputs(call, tensors, template)
+        if _has_other_leaves(tensors, graphs.differentiated(call)):
+            return result, "gradients go to tensors that are neither its parameters nor arguments"
         gradients = _random_gradients(tensors)
         flat = call.sizes.flat
         graphs.load(call)
@@ -87,6 +89,23 @@ def checked_result(model: nn.Module, call: Call, graphs: ModelGraphs) -> tuple[A
     finally:
         generator.set_state(after)
     return result, None
+
+
+def _has_other_leaves(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> bool:
+    """Whether outputs have gradients for leaves other than these inputs and what they are of."""
+    known = {id(it) for it in inputs}
+    seen = {it.grad_fn for it in inputs if it.grad_fn is not None}
+    left = [output.grad_fn for output in outputs if output.grad_fn is not None]
+    while left:
+        node = left.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        leaf = getattr(node, "variable", None)
+        if leaf is not None and id(leaf) not in known:
+            return True
+        left += [following for following, _ in node.next_functions if following is not None]
+    return False
 
 
 def _generator(device: torch.device) -> torch.Generator:

@@ -191,9 +191,12 @@ class ModelGraphs:
     def load(self, call: Call) -> None:
         """Copy a call's graphs and tensors into the buffers."""
         tensors = [_with_rows(tensor.detach()) for tensor in call.tensors]
-        self._buffers.load(
-            call.blocks, call.pair_graphs, [*zip(self._tensors, tensors, strict=True)]
-        )
+        try:
+            self._buffers.load(
+                call.blocks, call.pair_graphs, [*zip(self._tensors, tensors, strict=True)]
+            )
+        except InvalidInputError as error:
+            raise NotCapturable(error.found) from error
         self._generation += 1
 
     def _differentiated(self, call: Call) -> list[torch.Tensor]:

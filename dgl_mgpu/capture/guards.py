@@ -105,16 +105,21 @@ def _parts(container: Any) -> list[Any]:
 def _tensors(modules: Sequence[nn.Module]) -> Iterator[torch.Tensor]:
     for module in modules:
         for table in (module._parameters, module._buffers):
-            yield from (tensor for tensor in table.values() if tensor is not None)
+            yield from (
+                it for it in table.values() if it is not None and it.layout == torch.strided
+            )
 
 
 class SideEffects:
     """Finds what a model's forward pass changes beside its result, which a replay would not."""
 
-    def __init__(self, model: nn.Module, graphs: Sequence[DGLGraph]) -> None:
+    def __init__(
+        self, model: nn.Module, graphs: Sequence[DGLGraph], tensors: Sequence[torch.Tensor]
+    ) -> None:
         self._graphs = graphs
         self._state = ModelState(model)
-        self._buffers = [(buffer, buffer._version) for buffer in model.buffers()]
+        self._buffers = [(it, it._version) for it in model.buffers() if not it.is_inference()]
+        self._arguments = [(it, it._version) for it in tensors if not it.is_inference()]
         self._columns = [*map(_columns, graphs)]
         # On a CPU dropout draws from the same generator.
         self._with_torch = graphs[0].device.type != "cpu"
@@ -127,6 +132,8 @@ class SideEffects:
             return f"its forward pass has side effects: {change}"
         if any(buffer._version != version for buffer, version in self._buffers):
             return "its forward pass changes a buffer"
+        if any(it._version != version for it, version in self._arguments):
+            return "its forward pass changes an argument in place"
         if [*map(_columns, self._graphs)] != self._columns:
             return "its forward pass leaves features in its graphs (use local_scope)"
         if _random_states(self._with_torch) != self._random:

@@ -137,7 +137,7 @@ class CapturedModel:
         reason = obstacle(model)
         if reason is not None:
             raise NotCapturable(reason)
-        effects = SideEffects(model, (*call.blocks, *call.pair_graphs))
+        effects = SideEffects(model, (*call.blocks, *call.pair_graphs), call.tensors)
         result = self._eager(model, call)
         reason = effects.found()
         if reason is not None:

@@ -630,6 +630,18 @@ class WithObject(Model):
         return {"scores": super().forward(blocks, x), "blocks": object()}["scores"], object()
 
 
+class InPlace(Model):
+    def forward(self, blocks, x):
+        return super().forward(blocks, x.mul_(1.0))
+
+
+class WithForeignParameter(Model):
+    foreign = (nn.Parameter(torch.ones(())),)
+
+    def forward(self, blocks, x):
+        return super().forward(blocks, x) * self.foreign[0].to(x.device)
+
+
 def of(kind):
     return lambda: kind(SAGEConv(6, 8, "mean"), SAGEConv(8, CLASSES, "mean"))
 
@@ -646,6 +658,8 @@ def of(kind):
         (of(MeanOfRows), "gave other outputs"),
         (of(Randomised), "random numbers for other things than dropout"),
         (of(WithObject), "part of type object"),
+        (of(InPlace), "changes an argument in place"),
+        (of(WithForeignParameter), "neither its parameters nor arguments"),
     ],
 )
 def test_what_cannot_be_captured_runs_as_always_and_says_why(make, reason, capturing):
