@@ -635,11 +635,15 @@ class InPlace(Model):
         return super().forward(blocks, x.mul_(1.0))
 
 
-class WithForeignParameter(Model):
-    foreign = (nn.Parameter(torch.ones(())),)
+#: Learned, but by no module.
+FOREIGN: dict[torch.device, nn.Parameter] = {}
 
+
+class WithForeignParameter(Model):
     def forward(self, blocks, x):
-        return super().forward(blocks, x) * self.foreign[0].to(x.device)
+        if x.device not in FOREIGN:
+            FOREIGN[x.device] = nn.Parameter(torch.ones((), device=x.device))
+        return super().forward(blocks, x) * FOREIGN[x.device]
 
 
 def of(kind):
