@@ -58,8 +58,11 @@ class ModelState:
             (f"{type(module).__name__}.{name}", it, _parts(it))
             for module in modules
             for name, it in vars(module).items()
-            if isinstance(it, list | dict | set) and name not in _TORCHS
+            if isinstance(it, list | dict | set) and (name not in _TORCHS or name in _HOOKS)
         ]
+        for name in _GLOBAL_HOOKS:
+            hooks = getattr(torch_module, name)
+            self._containers.append((f"torch's {name}", hooks, _parts(hooks)))
         self._tensors = [*_tensors(modules)]
         self._memory = [tensor.data_ptr() for tensor in self._tensors]
         self._requires_grad = [tensor.requires_grad for tensor in self._tensors]

@@ -134,9 +134,7 @@ class CapturedModel:
 
     def _watched(self, model: nn.Module, call: Call) -> Any:
         """An eager call, of which side effects are noticed."""
-        reason = obstacle(model)
-        if reason is not None:
-            raise NotCapturable(reason)
+        _check(model)
         effects = SideEffects(model, (*call.blocks, *call.pair_graphs), call.tensors)
         result = self._eager(model, call)
         reason = effects.found()
@@ -147,6 +145,7 @@ class CapturedModel:
 
     def _capture(self, model: nn.Module, call: Call, kind: _Kind) -> Any:
         """Capture a call; its eager result, which a replay was compared with."""
+        _check(model)
         try:
             graphs = ModelGraphs(model, call, kind.observed)
         except NotCapturable:
@@ -165,3 +164,9 @@ class CapturedModel:
         if difference is not None:
             self._refuse(kind, difference)
         return result
+
+
+def _check(model: nn.Module) -> None:
+    reason = obstacle(model)
+    if reason is not None:
+        raise NotCapturable(reason)

@@ -771,3 +771,27 @@ def test_graphs_go_with_their_model(capturing):
     del model
     gc.collect()
     assert len(calls._models) == 0
+
+
+@pytest.mark.parametrize("calls_before", [3, 12])
+@pytest.mark.parametrize("is_global", [False, True])
+def test_hooks_that_are_registered_later_are_called(is_global, calls_before, capturing):
+    model, seen = made("mean"), []
+    batches = [blocks for *_, blocks in loader_of(graph(), batch_size=20)]
+    for blocks in batches[:calls_before]:
+        model(blocks, blocks[0].srcdata["feat"]).sum().backward()
+    assert all((kind.graphs is None) == (calls_before == 3) for kind in kinds_of(model))
+    register = (
+        nn.modules.module.register_module_forward_hook
+        if is_global
+        else model.layers[0].register_forward_hook
+    )
+    hook = register(lambda module, *_: seen.append(module))
+    try:
+        with pytest.warns(UserWarning, match="hooks"):
+            for blocks in batches[calls_before:]:
+                model(blocks, blocks[0].srcdata["feat"]).sum().backward()
+    finally:
+        hook.remove()
+    assert seen.count(model.layers[0]) == len(batches) - calls_before
+    assert all(kind.graphs is None for kind in kinds_of(model))
