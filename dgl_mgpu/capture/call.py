@@ -14,6 +14,7 @@ import torch
 from dgl.heterograph import DGLBlock, DGLGraph
 
 from dgl_mgpu.capture.sizes import Sizes
+from dgl_mgpu.graph.index import TensorIndex
 
 _Constants = bool | int | float | complex | str | bytes | torch.dtype | torch.device | None
 _IDENTITIES = (FunctionType, BuiltinFunctionType, type)
@@ -132,6 +133,8 @@ class Call:
             self.tensors.append(leaf)
             return leaf.dtype, leaf.shape[1:], leaf.dim(), leaf.requires_grad
         if isinstance(leaf, DGLGraph):
+            if not isinstance(leaf._graph, TensorIndex):
+                raise NotCapturable(f"a graph among its arguments is on {leaf.device}")
             (self.blocks if isinstance(leaf, DGLBlock) else self.pair_graphs).append(leaf)
             return type(leaf), tuple(leaf._canonical_etypes), leaf._graph.idtype
         if isinstance(leaf, _Constants):

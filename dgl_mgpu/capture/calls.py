@@ -13,6 +13,7 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 
 from dgl_mgpu.capture.call import first_block, thread
+from dgl_mgpu.capture.cuda_graph import captures
 from dgl_mgpu.capture.model import CapturedModel
 from dgl_mgpu.sampling.async_blocks import prepare_gradients
 
@@ -59,7 +60,12 @@ def _call(self: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
             return _noting_in_degrees(self, args, kwargs)
         return _torchs_call(self, *args, **kwargs)
     block = first_block(args) or (first_block(kwargs.values()) if kwargs else None)
-    if block is None or isinstance(self, _WRAPPERS) or _is_in_the_way():
+    if (
+        block is None
+        or not captures(block.device)
+        or isinstance(self, _WRAPPERS)
+        or _is_in_the_way()
+    ):
         return _torchs_call(self, *args, **kwargs)
     model = _models.get(self)
     if model is None:

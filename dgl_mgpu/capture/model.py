@@ -12,7 +12,6 @@ from torch import nn
 
 from dgl_mgpu.capture.call import Call, NotCapturable, ObservedSizes, inside, numerical_modes
 from dgl_mgpu.capture.check import checked_result
-from dgl_mgpu.capture.cuda_graph import captures
 from dgl_mgpu.capture.graphs import ModelGraphs
 from dgl_mgpu.capture.guards import SideEffects, obstacle
 from dgl_mgpu.errors import DGLMGPUError
@@ -62,8 +61,6 @@ class CapturedModel:
         kind = None
         try:
             call = Call(args, kwargs)
-            if not captures(call.device):
-                return model._call_impl(*args, **kwargs)
             kind = self._kind(model, call)
             if kind.refusal is None:
                 return self._result(model, call, kind)

@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 
-from dgl_mgpu.capture import calls, graphs, model
+from dgl_mgpu.capture import calls, graphs
 from dgl_mgpu.graph.dispatch import tensor_backed_graphs
 
 
@@ -32,7 +32,7 @@ def replayed(run, device, pool):
 def capturing(request, monkeypatch):
     """Models are captured; on the CPU a replay computes again what was recorded."""
     if request.param == "cpu":
-        monkeypatch.setattr(model, "captures", lambda device: True)
+        monkeypatch.setattr(calls, "captures", lambda device: True)
         monkeypatch.setattr(graphs, "captured", replayed)
     monkeypatch.setattr(here, "device", request.param)
     with tensor_backed_graphs():
