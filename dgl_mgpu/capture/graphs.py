@@ -73,8 +73,9 @@ class ModelGraphs:
             (), dtype=torch.bool, pin_memory=call.device.type == "cuda"
         )
         self.num_replays = 0
-        #: By output: of which of the sizes it has as many rows; known after a comparison.
-        self._output_axes: list[int | None] = []
+        #: By output: which of the sizes its number of rows has been in all comparisons; none of
+        #: them if it is constant.
+        self._fitting_axes: list[list[int]] = []
         #: Which forward pass the graphs' memory is of, and what lives while its backward pass may
         #: come.
         self._generation = 0
@@ -158,6 +159,8 @@ class ModelGraphs:
                     map(_with_rows, call.tensors), self._axes, self._tensors, strict=True
                 )
             )
+            # Sizes that were the same in all comparisons may differ here.
+            and all(len({flat[axis] for axis in axes}) <= 1 for axes in self._fitting_axes)
             and self._buffers.takes(call.blocks, call.pair_graphs)
         )
 
@@ -277,22 +280,22 @@ class ModelGraphs:
         if result != self._result:
             raise NotCapturable("its result differs from call to call")
         capacity, flat = self._buffers.sizes.flat, call.sizes.flat
-        axes: list[int | None] = []
-        padded = self._padded_shapes
-        for output, shape in zip(outputs, padded, strict=True):
+        all_axes = self._fitting_axes or [[*range(len(flat))] for _ in outputs]
+        self._fitting_axes = []
+        for output, shape, axes in zip(outputs, self._padded_shapes, all_axes, strict=True):
             if output.shape == shape:
-                axes.append(None)
+                self._fitting_axes.append([])
                 continue
             fitting = [
                 axis
-                for axis, (count, most) in enumerate(zip(flat, capacity, strict=True))
-                if (count, most) == (output.shape[:1] + shape[:1])
+                for axis in axes
+                if (flat[axis], capacity[axis]) == output.shape[:1] + shape[:1]
             ]
             if not fitting or output.shape[1:] != shape[1:]:
                 raise NotCapturable("an output does not have a row for each node or edge")
-            axes.append(fitting[0])
-        self._output_axes = axes
-        self._grad_axes = [*itertools.compress(axes, self._outputs_need_grad)]
+            self._fitting_axes.append(fitting)
+        self._output_axes = [min(axes, default=None) for axes in self._fitting_axes]
+        self._grad_axes = [*itertools.compress(self._output_axes, self._outputs_need_grad)]
 
     def eager(
         self, model: nn.Module, flat: Sequence[int], gradients: Sequence[torch.Tensor]

@@ -177,7 +177,7 @@ class Sizes:
         """Whether a batch fits, with a padding node of each type, and an edge for each of them."""
         return (
             all(n < most for n, most in _pairs(batch.nodes, self.nodes))
-            and all(n <= most for n, most in _pairs(batch.pairs, self.pairs))
+            and all(n < most for n, most in _pairs(batch.pairs, self.pairs))
             and all(
                 most - count >= self.nodes[layer + 1][dst] - batch.nodes[layer + 1][dst]
                 for layer, (counts, all_) in enumerate(zip(batch.edges, self.edges, strict=True))

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import gc
 import io
+import itertools
 import random
 import re
 import warnings
@@ -800,3 +801,52 @@ def test_hooks_that_are_registered_later_are_called(is_global, calls_before, cap
         hook.remove()
     assert seen.count(model.layers[0]) == len(batches) - calls_before
     assert all(kind.graphs is None for kind in kinds_of(model))
+
+
+def chain(*counts):
+    """Blocks with these numbers of nodes, each source with one edge."""
+    blocks = []
+    for src, dst in itertools.pairwise(counts):
+        sources = torch.arange(src, device=here.device)
+        targets = (sources % dst).sort()[0]
+        with tensor_backed_graphs():
+            blocks.append(
+                dgl.create_block((sources, targets), num_src_nodes=src, num_dst_nodes=dst)
+            )
+    return blocks
+
+
+class WithHidden(Model):
+    def forward(self, blocks, x):
+        h = torch.relu(self.layers[0](blocks[0], x))
+        return self.layers[1](blocks[1], h), h
+
+
+def test_an_output_whose_rows_could_be_of_two_sizes(capturing):
+    """The sources of both blocks are as many, until they are not."""
+    model = of(WithHidden)().to(here.device)
+    for hidden in [60] * 8 + [45] * 8:
+        scores, h = model(chain(60, hidden, 10), torch.randn(60, 6, device=here.device))
+        assert (len(scores), len(h)) == (10, hidden)
+        (scores.sum() + h.sum()).backward()
+    assert replays_of(model) > 3
+
+
+def test_a_comparison_of_as_many_pairs_as_there_is_room_for(capturing, monkeypatch):
+    """Else an output would seem to have the same number of rows in all calls."""
+    monkeypatch.setattr(captured_model, "FIRST_CHECK", 1)
+    model = LinkPredictor().to(here.device)
+
+    def scores(count):
+        ends = torch.randint(0, 10, (2, count), device=here.device)
+        with tensor_backed_graphs():
+            pairs = dgl.graph((ends[0], ends[1]), num_nodes=10)
+        found = model(pairs, pairs, chain(40, 20, 10), torch.randn(40, 6, device=here.device))
+        assert [*map(len, found)] == [count, count]
+        sum(found).sum().backward()
+
+    for _ in range(5):
+        scores(20)
+    (kind,) = kinds_of(model)
+    scores(kind.graphs._buffers.sizes.pairs[0][0])
+    scores(20)
