@@ -221,14 +221,18 @@ class ModelGraphs:
         ]
 
     def replay_backward(
-        self, generation: int, flat: Sequence[int], gradients: Sequence[torch.Tensor | None]
+        self,
+        generation: int,
+        versions: Sequence[int],
+        flat: Sequence[int],
+        gradients: Sequence[torch.Tensor | None],
     ) -> list[torch.Tensor | None]:
         """Gradients of the inputs, from those of the outputs that have some.
 
         Raises
         ------
         InvalidInputError
-            If another forward pass has been replayed since.
+            If another forward pass has been replayed since, or a parameter has other values.
         """
         if generation != self._generation:
             raise InvalidInputError(
@@ -236,8 +240,18 @@ class ModelGraphs:
                 "the model is captured as a CUDA graph, and its memory holds another call by now",
                 "run all backward passes of a call before the next call, or use --capture=off",
             )
+        if versions != self.versions():
+            raise InvalidInputError(
+                "run the backward pass of a model's call",
+                "a parameter was changed in place after the forward pass",
+                "run the backward pass before the optimizer's step, or use --capture=off",
+            )
         self._load_gradients(flat, gradients)
         return self._inputs_gradients(self._replay_backward(), flat)
+
+    def versions(self) -> list[int]:
+        """How often each parameter was changed in place."""
+        return [parameter._version for parameter in self._parameters.values()]
 
     def _load_gradients(
         self, flat: Sequence[int], gradients: Sequence[torch.Tensor | None]
@@ -331,6 +345,7 @@ class _Replay(torch.autograd.Function):
     ) -> tuple[torch.Tensor, ...]:
         outputs = graphs.replay_forward(flat)
         ctx.graphs, ctx.flat, ctx.generation = graphs, flat, graphs._generation
+        ctx.versions = graphs.versions()
         ctx.token = _Token()
         graphs._pending = weakref.ref(ctx.token)
         ctx.needs_grad = graphs._outputs_need_grad
@@ -344,7 +359,7 @@ class _Replay(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[Any, ...]:
         wanted = [*itertools.compress(gradients, ctx.needs_grad)]
-        found = ctx.graphs.replay_backward(ctx.generation, ctx.flat, wanted)
+        found = ctx.graphs.replay_backward(ctx.generation, ctx.versions, ctx.flat, wanted)
         ctx.token = None
         return None, None, *found
 

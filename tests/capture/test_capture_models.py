@@ -850,3 +850,17 @@ def test_a_comparison_of_as_many_pairs_as_there_is_room_for(capturing, monkeypat
     (kind,) = kinds_of(model)
     scores(kind.graphs._buffers.sizes.pairs[0][0])
     scores(20)
+
+
+def test_a_parameter_that_changes_before_the_backward_pass_is_an_error(capturing):
+    """As without capture; a replay would read the new values."""
+    model = made("mean")
+    batches = [blocks for *_, blocks in loader_of(graph())]
+    for blocks in batches:
+        model(blocks, blocks[0].srcdata["feat"]).sum().backward()
+    loss = model(batches[0], batches[0][0].srcdata["feat"]).sum()
+    assert replays_of(model) > 3
+    with torch.no_grad():
+        model.layers[1].fc_neigh.weight.mul_(2)
+    with pytest.raises(InvalidInputError, match="changed in place after the forward pass"):
+        loss.backward()
