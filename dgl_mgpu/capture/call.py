@@ -136,7 +136,10 @@ class Call:
             if not isinstance(leaf._graph, TensorIndex):
                 raise NotCapturable(f"a graph among its arguments is on {leaf.device}")
             (self.blocks if isinstance(leaf, DGLBlock) else self.pair_graphs).append(leaf)
-            return type(leaf), tuple(leaf._canonical_etypes), leaf._graph.idtype
+            # A model may ask which features there are.
+            frames = (*leaf._node_frames, *leaf._edge_frames)
+            features = tuple(tuple(frame._columns) for frame in frames)
+            return type(leaf), tuple(leaf._canonical_etypes), leaf._graph.idtype, features
         if isinstance(leaf, _Constants):
             return type(leaf), leaf
         if isinstance(leaf, _IDENTITIES):

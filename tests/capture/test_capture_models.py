@@ -864,3 +864,21 @@ def test_a_parameter_that_changes_before_the_backward_pass_is_an_error(capturing
         model.layers[1].fc_neigh.weight.mul_(2)
     with pytest.raises(InvalidInputError, match="changed in place after the forward pass"):
         loss.backward()
+
+
+class WithMask(Model):
+    def forward(self, blocks, x):
+        scores = super().forward(blocks, x)
+        return scores * 3 if "mask" in blocks[-1].dstdata else scores
+
+
+def test_a_feature_that_some_mini_batches_have(capturing):
+    counts = {}
+
+    def step(model, optimizer, blocks):
+        counts[model] = counts.get(model, 0) + 1
+        if counts[model] % 10 > 6:
+            blocks[-1].dstdata["mask"] = torch.ones(blocks[-1].num_dst_nodes(), device=here.device)
+        return plain_step(model, optimizer, blocks)
+
+    assert_same_training(of(WithMask), step, epochs=4)
