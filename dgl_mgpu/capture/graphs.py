@@ -51,6 +51,7 @@ class ModelGraphs:
         self._buffers = StaticBuffers(call.blocks, capacity, call.pair_graphs)
         #: By tensor: of which of the sizes it has as many rows, if of any.
         self._axes = observed.axes
+        self._first = call.sizes
         self._tensors = [
             RowBuffer(tensor, len(tensor) if axis is None else capacity.flat[axis])
             for tensor, axis in zip(map(_with_rows, call.tensors), self._axes, strict=True)
@@ -162,6 +163,16 @@ class ModelGraphs:
             # Sizes that were the same in all comparisons may differ here.
             and all(len({flat[axis] for axis in axes}) <= 1 for axes in self._fitting_axes)
             and self._buffers.takes(call.blocks, call.pair_graphs)
+        )
+
+    def has_rare_sizes(self, call: Call) -> bool:
+        """Whether a call has nothing or one of something that the first call had more of.
+
+        Models may do something else then: skip an edge type without edges, or squeeze a row.
+        """
+        return any(
+            count < 2 and count != first
+            for count, first in zip(call.sizes.flat, self._first.flat, strict=True)
         )
 
     def is_free(self) -> bool:

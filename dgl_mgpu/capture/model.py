@@ -100,7 +100,7 @@ class CapturedModel:
                 kind.graphs = graphs = None
                 kind.count = 0
         if graphs is not None and graphs.takes(call):
-            if not graphs.is_free():
+            if not graphs.is_free() or graphs.has_rare_sizes(call):
                 return self._eager(model, call)
             if graphs.num_replays % CHECK_INTERVAL == FIRST_CHECK:
                 graphs.num_replays += 1

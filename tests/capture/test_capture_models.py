@@ -882,3 +882,37 @@ def test_a_feature_that_some_mini_batches_have(capturing):
         return plain_step(model, optimizer, blocks)
 
     assert_same_training(of(WithMask), step, epochs=4)
+
+
+class Squeezing(Model):
+    def forward(self, blocks, x):
+        return super().forward(blocks, x).squeeze()
+
+
+#: Sizes of blocks whose first one has none.
+NO_EDGES = (30, 30, 10)
+
+
+class SkippingEmpty(Model):
+    def forward(self, blocks, x):
+        scores = super().forward(blocks, x)
+        return scores if blocks[0].num_edges() else scores + 1
+
+
+@pytest.mark.parametrize(("kind", "rare"), [(Squeezing, (60, 30, 1)), (SkippingEmpty, NO_EDGES)])
+def test_mini_batches_with_nothing_or_one_of_something(kind, rare, capturing):
+    model = of(kind)().to(here.device)
+    for sizes in [(60, 30, 10)] * 8 + [rare, (60, 30, 10)]:
+        blocks, x = chain(*sizes), torch.randn(sizes[0], 6, device=here.device)
+        if sizes == NO_EDGES:
+            indptr = torch.zeros(sizes[1] + 1, dtype=torch.int64, device=here.device)
+            with tensor_backed_graphs():
+                csc = "csc", (indptr, indptr[:0], indptr[:0])
+                blocks[0] = dgl.create_block(csc, num_src_nodes=30, num_dst_nodes=30)
+        with inside(), torch.no_grad():
+            expected = model(blocks, x)
+        found = model(blocks, x)
+        assert found.shape == expected.shape
+        torch.testing.assert_close(found.detach(), expected, rtol=1e-4, atol=1e-5)
+        found.sum().backward()
+    assert replays_of(model) > 3
