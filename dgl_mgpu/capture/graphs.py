@@ -99,13 +99,21 @@ class ModelGraphs:
             self._outputs_need_grad = [output.requires_grad for output in outputs]
             self._padded_shapes = [output.shape for output in outputs]
             self._backward()
+            versions = self._input_versions()
             with host_waits_refused():
                 self._forward(model)
                 self._backward()
+            if self._input_versions() != versions:
+                raise NotCapturable("its forward pass changes an argument in place")
             self._replay_forward = captured(partial(self._forward, model), self._device, pool)
             self._replay_backward = (
                 captured(self._backward, self._device, pool) if self._grad_outputs else list
             )
+
+    def _input_versions(self) -> list[int]:
+        """How often each buffer of features and of tensors was written."""
+        buffers = [*self._tensors, *self._buffers.columns()]
+        return [it.data._version for it in buffers if not it.data.is_inference()]
 
     def _forward(self, model: nn.Module) -> list[torch.Tensor]:
         """The model's outputs for what is in the buffers, padding included."""

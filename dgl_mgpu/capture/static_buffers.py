@@ -167,6 +167,11 @@ class StaticBuffers:
             for name, column in buffers.columns.items()
         )
 
+    def columns(self) -> list[RowBuffer]:
+        """The buffers of all features that the model reads."""
+        parts = (*self._parts, *self._pair_parts)
+        return [it for part in parts for frame in part.frames for it in frame.columns.values()]
+
     def is_served_by(self, features: FeatureSource) -> bool:
         """Whether a source has all features that the model reads, apart from ids."""
         last = len(self._parts) - 1

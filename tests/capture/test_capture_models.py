@@ -645,6 +645,11 @@ class InPlace(Model):
 FOREIGN: dict[torch.device, nn.Parameter] = {}
 
 
+class FeatureInPlace(Model):
+    def forward(self, blocks, x):
+        return super().forward(blocks, x) + blocks[0].edata["weight"].clamp_(0.5).min() * 0
+
+
 class WithForeignParameter(Model):
     def forward(self, blocks, x):
         if x.device not in FOREIGN:
@@ -669,6 +674,7 @@ def of(kind):
         (of(Randomised), "random numbers for other things than dropout"),
         (of(WithObject), "part of type object"),
         (of(InPlace), "changes an argument in place"),
+        (of(FeatureInPlace), "changes an argument in place"),
         (of(WithForeignParameter), "neither its parameters nor arguments"),
     ],
 )
