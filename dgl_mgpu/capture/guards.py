@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import pickle
 import random
-from collections.abc import Iterator, Sequence
+from argparse import Namespace
+from collections.abc import Iterable, Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,6 +20,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _GLOBAL_HOOKS = tuple(f"_global{name}" for name in _HOOKS)
+#: How deep containers in containers are looked into.
+_DEPTH = 3
 #: What `nn.Module` keeps in its instances.
 _TORCHS = frozenset(vars(nn.Module()))
 
@@ -41,8 +46,9 @@ def obstacle(model: nn.Module) -> str | None:
 class ModelState:
     """Parameters, buffers, attributes and submodules of a model, as they are now.
 
-    Attributes that a script assigns are noticed, and so are changes of lists, dicts and sets that
-    are attributes.  What is deeper inside such objects is not.
+    Attributes that a script assigns are noticed, and so are changes of lists, dicts, sets,
+    namespaces and dataclasses that are attributes or in one of those.  What is inside other objects
+    is not.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -58,7 +64,7 @@ class ModelState:
             (f"{type(module).__name__}.{name}", it, _parts(it))
             for module in modules
             for name, it in vars(module).items()
-            if isinstance(it, list | dict | set) and (name not in _TORCHS or name in _HOOKS)
+            if _contents(it) is not None and (name not in _TORCHS or name in _HOOKS)
         ]
         for name in _GLOBAL_HOOKS:
             hooks = getattr(torch_module, name)
@@ -101,8 +107,25 @@ def _is_same(one: Any, two: Any) -> bool:
     )
 
 
-def _parts(container: Any) -> list[Any]:
-    return [*container, *container.values()] if isinstance(container, dict) else [*container]
+def _parts(container: Any, depth: int = _DEPTH) -> list[Any]:
+    """What is in a container, and in containers in it."""
+    found: list[Any] = []
+    for part in _contents(container) or ():
+        found.append(part)
+        if depth:
+            found += _parts(part, depth - 1)
+    return found
+
+
+def _contents(value: Any) -> Iterable[Any] | None:
+    """What a container holds; None of something else."""
+    if isinstance(value, Namespace | SimpleNamespace) or (
+        dataclasses.is_dataclass(value) and not isinstance(value, type | nn.Module)
+    ):
+        value = vars(value) if hasattr(value, "__dict__") else {}
+    if isinstance(value, dict):
+        return itertools.chain(value, value.values())
+    return value if isinstance(value, list | tuple | set) else None
 
 
 def _tensors(modules: Sequence[nn.Module]) -> Iterator[torch.Tensor]:

@@ -10,6 +10,7 @@ import itertools
 import random
 import re
 import warnings
+from types import SimpleNamespace
 
 import dgl
 import numpy as np
@@ -67,6 +68,8 @@ class Model(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.weighted = weighted
         self.scale = 1.0
+        self.options = SimpleNamespace(scale=1.0)
+        self.nested = {"scales": [1.0]}
 
     def forward(self, blocks, x):
         for layer, block in zip(self.layers, blocks, strict=True):
@@ -75,7 +78,7 @@ class Model(nn.Module):
             x = x.mean(1) if x.dim() == 3 and layer is self.layers[-1] else x.flatten(1)
             if layer is not self.layers[-1]:
                 x = self.dropout(torch.relu(x))
-        return x * self.scale
+        return x * self.scale * self.options.scale * self.nested["scales"][0]
 
 
 MODELS = {
@@ -540,12 +543,30 @@ def change_dropout(model):
     model.dropout.p = 0.9999999
 
 
+def change_option(model):
+    model.options.scale = 3.0
+
+
+def change_nested(model):
+    model.nested["scales"][0] = 3.0
+
+
 def replace_layer(model):
     model.layers[1] = SAGEConv(8, CLASSES, "mean").to(here.device)
 
 
 @pytest.mark.parametrize(
-    "change", [freeze, replace_parameter, replace_memory, scale, change_dropout, replace_layer]
+    "change",
+    [
+        freeze,
+        replace_parameter,
+        replace_memory,
+        scale,
+        change_option,
+        change_nested,
+        change_dropout,
+        replace_layer,
+    ],
 )
 def test_a_change_of_the_model_is_noticed(change, capturing):
     g = graph()
@@ -559,9 +580,7 @@ def test_a_change_of_the_model_is_noticed(change, capturing):
     assert before is not None
     seeded(6)
     change(model)
-    calls.capture_models(False)
     reference = copy.deepcopy(model)
-    calls.capture_models()
     for blocks in batches:
         x = blocks[0].srcdata["feat"]
         model.zero_grad()
@@ -601,6 +620,12 @@ class Counting(Model):
 
     def forward(self, blocks, x):
         self.count = self.count + 1
+        return super().forward(blocks, x)
+
+
+class Noting(Model):
+    def forward(self, blocks, x):
+        self.nested["scales"].append(1.0)
         return super().forward(blocks, x)
 
 
@@ -667,6 +692,7 @@ def of(kind):
         (with_batch_norm, "'bn' is batch normalisation"),
         (with_hook, "'layers.0' has hooks"),
         (of(Counting), "side effects: Counting.count"),
+        (of(Noting), r"side effects: Noting\.nested"),
         (of(Noisy), "draws random numbers on the CPU"),
         (of(Writing), "leaves features in its graphs"),
         (of(Mean), "gave other outputs|does not have a row"),
