@@ -59,7 +59,7 @@ def checked_result(model: nn.Module, call: Call, graphs: ModelGraphs) -> tuple[A
     generator = _generator(call.device)
     before = generator.get_state()
     with inside():
-        result = model._call_impl(*call.args, **call.kwargs)
+        result = model._wrapped_call_impl(*call.args, **call.kwargs)
     after = generator.get_state()
     try:
         tensors, template = split_tensors(result)
@@ -74,7 +74,7 @@ def checked_result(model: nn.Module, call: Call, graphs: ModelGraphs) -> tuple[A
             _compare(graphs.replayed(flat, gradients), expected, "a replay")
             return result, None
         with NoDropout(), inside():
-            tensors, _ = split_tensors(model._call_impl(*call.args, **call.kwargs))
+            tensors, _ = split_tensors(model._wrapped_call_impl(*call.args, **call.kwargs))
             if not torch.equal(after, generator.get_state()):
                 return result, "it draws random numbers for other things than dropout"
             expected = _with_gradients(graphs, call, tensors, gradients)

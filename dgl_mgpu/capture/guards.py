@@ -38,7 +38,11 @@ def obstacle(model: nn.Module) -> str | None:
             return f"{where} has hooks, which a replay does not call"
         if any(it._backward_hooks for it in module._parameters.values() if it is not None):
             return f"a parameter of {where} has hooks"
-        if isinstance(module, torch.jit.ScriptModule) or "_orig_mod" in module._modules:
+        if (
+            isinstance(module, torch.jit.ScriptModule)
+            or module._compiled_call_impl is not None
+            or "_orig_mod" in module._modules
+        ):
             return f"{where} is compiled"
     return None
 

@@ -57,7 +57,7 @@ class CapturedModel:
 
     def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._refusal is not None:
-            return model._call_impl(*args, **kwargs)
+            return model._wrapped_call_impl(*args, **kwargs)
         kind = None
         try:
             call = Call(args, kwargs)
@@ -66,7 +66,7 @@ class CapturedModel:
                 return self._result(model, call, kind)
         except NotCapturable as error:
             self._refuse(kind, str(error))
-        return model._call_impl(*args, **kwargs)
+        return model._wrapped_call_impl(*args, **kwargs)
 
     def _kind(self, model: nn.Module, call: Call) -> _Kind:
         if len(self._modules) == 0:
@@ -119,7 +119,7 @@ class CapturedModel:
     def _eager(self, model: nn.Module, call: Call) -> Any:
         with inside():
             try:
-                return model._call_impl(*call.args, **call.kwargs)
+                return model._wrapped_call_impl(*call.args, **call.kwargs)
             except torch.OutOfMemoryError:
                 if not any(kind.graphs for kind in self._kinds.values()):
                     raise
@@ -127,7 +127,7 @@ class CapturedModel:
             kind.graphs = None
         self._refusal = "graphs left too little memory"
         self._refuse(None, self._refusal)
-        return model._call_impl(*call.args, **call.kwargs)
+        return model._wrapped_call_impl(*call.args, **call.kwargs)
 
     def _watched(self, model: nn.Module, call: Call) -> Any:
         """An eager call, of which side effects are noticed."""

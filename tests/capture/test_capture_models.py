@@ -948,3 +948,15 @@ def test_mini_batches_with_nothing_or_one_of_something(kind, rare, capturing):
         torch.testing.assert_close(found.detach(), expected, rtol=1e-4, atol=1e-5)
         found.sum().backward()
     assert replays_of(model) > 3
+
+
+def test_a_model_that_is_compiled_in_place_stays_so(capturing):
+    model, compiled = made("mean"), []
+    model._compiled_call_impl = lambda *args: (
+        compiled.append(model._call_impl(*args)) or compiled[-1]
+    )
+    with pytest.warns(UserWarning, match="it is compiled"):
+        for *_, blocks in loader_of(graph()):
+            model(blocks, blocks[0].srcdata["feat"]).sum().backward()
+    assert len(compiled) == 10
+    assert all(kind.graphs is None for kind in kinds_of(model))
