@@ -170,14 +170,8 @@ def tensor_blocks(
 ) -> list[DGLBlock]:
     """Sampled hops as DGL's blocks on the same device, in graph indexes made of tensors.
 
-    Parameters
-    ----------
-    ntypes, canonical_etypes
-        Of the graph, in its order.
-    seeds : dict of node type to Tensor
-        Those of types without edges are their own sources.
-    blanks : sequence of BlankBlock
-        One for each hop, if they have been prepared.
+    ``ntypes``, ``canonical_etypes``: of the graph, in its order.  ``seeds``: those of types without
+    edges are their own sources.  ``blanks``: one for each hop, if they have been prepared.
     """
     types = block_types(ntypes, canonical_etypes)
     ids = next(iter(sampled[0].edges.values())).src
@@ -223,28 +217,12 @@ def sample_graph_async(
     The same distribution as ``dgl.sampling.sample_neighbors`` and ``dgl.to_block`` hop by hop,
     reproducible by ``dgl.seed``.  Blocks are prepared while a GPU samples.
 
-    Parameters
-    ----------
-    g : DGLGraph
-    nodes : Tensor or dict of Tensor
-        Seed nodes, distinct.
-    fanouts : sequence of int or dict
-        For each layer, the layer nearest the input first.
-    prob : str, optional
-        Edge feature of unnormalised probabilities, or of booleans as a mask.
-    replace : bool
-
-    Returns
-    -------
-    SampleFuture
-        Of input nodes, output nodes and blocks, as ``NeighborSampler.sample_blocks`` returns them;
-        of None for weights that DGL has to sample by.  None if the graph or another argument is
-        not supported here.
-
-    Raises
-    ------
-    UnknownIdError
-        Here, or where the result is waited for.
+    ``nodes`` (or dict of Tensor): seed nodes, distinct.  ``fanouts``: for each layer, the layer
+    nearest the input first.  ``prob``: edge feature of unnormalised probabilities, or of booleans
+    as a mask.  Returns of input nodes, output nodes and blocks, as
+    ``NeighborSampler.sample_blocks`` returns them; of None for weights that DGL has to sample by.
+    None if the graph or another argument is not supported here.  Raises UnknownIdError here, or
+    where the result is waited for.
     """
     started = _start(g, nodes, fanouts, prob, replace)
     if started is None:
@@ -294,14 +272,7 @@ def _start(
 class _Batch:
     """The seeds of a mini-batch and the graph to sample.
 
-    Attributes
-    ----------
-    g : DGLGraph
-    index : TensorIndex
-        On the device, or in host memory that it reads.
-    device : torch.device
-    seeds : dict of Tensor
-        By node type.
+    ``index`` (Index): on the device, or in host memory that it reads.  ``seeds``: by node type.
     """
 
     def __init__(

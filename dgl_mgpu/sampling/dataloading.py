@@ -106,10 +106,7 @@ def batches_into_slots(loader: Any, slots: BatchSlots) -> Iterator:
     It can for DGL's neighbour samplers over a graph of this package, in this process, and for a
     loader that does not override ``__iter__``.
 
-    Returns
-    -------
-    iterator
-        Of what :meth:`BatchSlots.put` returns, and where that is None of what the loader gives.
+    Returns of what :meth:`BatchSlots.put` returns, and where that is None of what the loader gives.
     """
     dgls = getattr(type(loader).__iter__, "dgls", None)
     return iter(loader) if dgls is None else _iterate(loader, dgls, slots)

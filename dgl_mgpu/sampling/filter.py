@@ -13,9 +13,7 @@ from dgl_mgpu.graph.dispatch import TensorBacked
 class IdFilter(TensorBacked):
     """A set of ids.
 
-    Parameters
-    ----------
-    ids : Tensor, int32 or int64, shape (n,)
+    ``ids``: int32 or int64, shape (n,).
     """
 
     def __init__(self, ids: torch.Tensor) -> None:

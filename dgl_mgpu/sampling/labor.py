@@ -33,12 +33,7 @@ class Variates:
     With two seeds they move smoothly from those of the first to those of the second: normal
     variates are added with weights whose squares sum to 1, and mapped back to [0, 1).
 
-    Parameters
-    ----------
-    seeds : sequence of int
-        One or two.
-    second : float
-        Between 0 and 1, how far they have moved.
+    ``seeds``: one or two.  ``second``: between 0 and 1, how far they have moved.
     """
 
     def __init__(self, seeds: Sequence[int], second: float) -> None:
@@ -67,12 +62,9 @@ class Variates:
 class Picked(NamedTuple):
     """Which edges were picked.
 
-    Attributes
-    ----------
-    places : Tensor, int64, shape (picked,)
-        Ascending.
-    importances : Tensor, float32 or the weights' dtype, shape (picked,), or None
-        Weights with which the mean over a seed's edges is that of all its edges, in expectation.
+    ``places`` (int64, shape (picked,)): ascending.  ``importances`` (float32 or the weights' dtype,
+    shape (picked,), or None): weights with which the mean over a seed's edges is that of all its
+    edges, in expectation.
     """
 
     places: torch.Tensor
@@ -82,12 +74,8 @@ class Picked(NamedTuple):
 def take_all(indptr: torch.Tensor, count: int, weights: torch.Tensor | None, steps: int) -> Picked:
     """Take all edges of seeds, as with a fanout that none of them reaches.
 
-    Parameters
-    ----------
-    count : int
-        Edges that there are.
-    indptr, weights, steps
-        As for :func:`pick_labor`.  Edges of weight 0 are not taken.
+    ``count``: edges that there are.  ``indptr``, ``weights``, ``steps``: as for :func:`pick_labor`.
+    Edges of weight 0 are not taken.
     """
     if weights is not None:
         places = weights.nonzero()[:, 0]
@@ -106,18 +94,11 @@ def pick_labor(
 ) -> Picked:
     """Pick edges of seeds.
 
-    Parameters
-    ----------
-    indptr : Tensor, int64, shape (n + 1,)
-        Seed ``i`` has the edges ``indptr[i]`` to ``indptr[i + 1]``.
-    neighbors : Tensor, int, shape (edges,)
-    fanout : int
-        Expected edges of a seed, at least 1.
-    variates : Tensor, float64, shape (edges,)
-        The number ``r_t`` of each edge's neighbor.
-    weights : Tensor, float, shape (edges,), optional
-    steps : int
-        Of optimising the nodes' probabilities, for fewer nodes; negative until they converge.
+    ``indptr`` (int64, shape (n + 1,)): seed ``i`` has the edges ``indptr[i]`` to ``indptr[i + 1]``.
+    ``neighbors``: int, shape (edges,).  ``fanout``: expected edges of a seed, at least 1.
+    ``variates`` (float64, shape (edges,)): the number ``r_t`` of each edge's neighbor.
+    ``weights``: float, shape (edges,).  ``steps``: of optimising the nodes' probabilities, for
+    fewer nodes; negative until they converge.
     """
     degrees = indptr.diff()
     count = len(degrees)

@@ -31,12 +31,7 @@ if TYPE_CHECKING:
 class FrameKey(NamedTuple):
     """The frame of a block: its side and its node or edge type.
 
-    Attributes
-    ----------
-    side : str
-        'src', 'dst' or 'edge'.
-    type : str or (str, str, str)
-        Of the nodes or the edges.
+    ``side``: 'src', 'dst' or 'edge'.  ``type``: of the nodes or the edges.
     """
 
     side: str
@@ -66,13 +61,7 @@ class BatchSlots(Protocol):
 class Batches:
     """The mini-batches of one pass over a DataLoader: the source of a :class:`Prefetcher`.
 
-    Parameters
-    ----------
-    loader : DataLoader
-    iterate : callable
-        DGL's ``DataLoader.__iter__``.
-    slots : BatchSlots, optional
-        Where to load them.
+    ``iterate``: DGL's ``DataLoader.__iter__``.  ``slots``: where to load them.
     """
 
     def __init__(

@@ -50,30 +50,13 @@ def sample_neighbors(
 ) -> SubgraphIndex:
     """Sample edges of nodes: ``_CAPI_DGLSampleNeighbors``.
 
-    Parameters
-    ----------
-    graph : HeteroGraphIndex
-    nodes : list of array
-        By node type; null for none.
-    fanouts : array, int64
-        By edge type; -1 for all edges, of a positive probability if there are any.
-    edge_dir : str
-        "in" or "out".
-    probs : list of array, float or mask, shape (num_edges,)
-        By edge type; null for equal ones.  A node whose edges all have 0 gets none.
-    excluded : list of array
-        Edge ids by edge type, which are left out of the sample, as DGL does it on the CPU and on
-        GPUs: a seed then has fewer edges.  Empty for none.
-    replace : bool
-
-    Returns
-    -------
-    SubgraphIndex
-        All nodes, and the sampled edges, one seed's after the other's.
-
-    Raises
-    ------
-    InvalidInputError, IdOutOfRangeError, InvalidWeightError
+    ``nodes``: by node type; null for none.  ``fanouts`` (int64): by edge type; -1 for all edges, of
+    a positive probability if there are any.  ``edge_dir``: "in" or "out".  ``probs`` (float or
+    mask, shape (num_edges,)): by edge type; null for equal ones.  A node whose edges all have 0
+    gets none.  ``excluded``: edge ids by edge type, which are left out of the sample, as DGL does
+    it on the CPU and on GPUs: a seed then has fewer edges.  Empty for none.  Returns all nodes, and
+    the sampled edges, one seed's after the other's.  Raises InvalidInputError, IdOutOfRangeError,
+    InvalidWeightError.
     """
     index, where = placed(graph, nodes)
     key = new_key()
@@ -107,15 +90,8 @@ def sample_neighbors_fused(
 
     DGL's Python asks for it for graphs and nodes on the CPU alone.
 
-    Parameters
-    ----------
-    mapping : list of array
-        Scratch memory of DGL's, left as it is.
-
-    Returns
-    -------
-    TensorIndex, list of Tensor, list of Tensor
-        The block, its source nodes by type and the ids of its edges.
+    ``mapping``: scratch memory of DGL's, left as it is.  Returns Index, list of Tensor, list of
+    Tensor: the block, its source nodes by type and the ids of its edges.
     """
     from dgl_mgpu.graph.blocks import to_block
 
@@ -144,24 +120,13 @@ def sample_labors(
 ) -> list[Any]:
     """Layer-neighbour sampling: ``_CAPI_DGLSampleLabors``; see `dgl_mgpu.sampling.labor`.
 
-    Parameters
-    ----------
-    nodes, fanouts, edge_dir, probs, excluded
-        As in :func:`sample_neighbors`; fanouts are expectations.
-    importance_sampling : int
-        Optimisation steps; negative until convergence.
-    random_seed : array, int64, shape (1,) or (2,)
-        Equal seeds give a node equal variates in every call.
-    seed2_contribution : float
-        How far variates have moved from the first seed's to the second's.
-    node_ids : list of array
-        By node type, ids by which variates are drawn; null for the nodes' own.
-
-    Returns
-    -------
-    list
-        The subgraph, then for each edge type weights of the sampled edges, or an empty tensor where
-        all are equal.
+    ``nodes``, ``fanouts``, ``edge_dir``, ``probs``, ``excluded``: as in :func:`sample_neighbors`;
+    fanouts are expectations.  ``importance_sampling``: optimisation steps; negative until
+    convergence.  ``random_seed`` (int64, shape (1,) or (2,)): equal seeds give a node equal
+    variates in every call.  ``seed2_contribution``: how far variates have moved from the first
+    seed's to the second's.  ``node_ids``: by node type, ids by which variates are drawn; null for
+    the nodes' own.  Returns the subgraph, then for each edge type weights of the sampled edges, or
+    an empty tensor where all are equal.
     """
     index, where = placed(graph, nodes)
     variates = Variates(as_tensor(random_seed).tolist(), seed2_contribution)
@@ -213,18 +178,9 @@ def global_uniform_negative_sampling(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Draw pairs of nodes that are no edges: ``_CAPI_DGLGlobalUniformNegativeSampling``.
 
-    Parameters
-    ----------
-    count : int
-        Pairs to draw at most.
-    trials : int
-    redundancy : float
-        DGL draws ``count * (1 + redundancy)`` candidates, ``trials`` times where they are edges.
-        Here each pair has candidates of its own, and may need more than the average pair.
-
-    Returns
-    -------
-    sources, destinations : Tensor, shape (n,)
+    ``count``: pairs to draw at most.  ``redundancy``: DGL draws ``count * (1 + redundancy)``
+    candidates, ``trials`` times where they are edges. Here each pair has candidates of its own, and
+    may need more than the average pair.  Returns ``sources``, ``destinations`` (shape (n,)).
     """
     index, where = placed(graph, [])
     sources, destinations = negative_edges(
@@ -243,21 +199,10 @@ def select_pinsage_neighbors(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Select the most visited nodes of each seed: ``_CAPI_DGLSamplingSelectPinSageNeighbors``.
 
-    Parameters
-    ----------
-    sources : array, int32 or int64, shape (n * each,)
-        Nodes visited from each of n seeds; -1 for none.
-    targets : array, same shape
-        The seeds.
-    each : int
-        Visits of a seed.
-    count : int
-        Nodes to select at most.
-
-    Returns
-    -------
-    sources, targets, counts : Tensor, shape (m,)
-        A seed's most visited nodes first, of equally visited ones that of the higher id, as in DGL.
+    ``sources`` (int32 or int64, shape (n * each,)): nodes visited from each of n seeds; -1 for
+    none.  ``targets`` (same shape): the seeds.  ``each``: visits of a seed.  ``count``: nodes to
+    select at most.  Returns ``sources``, ``targets``, ``counts`` (shape (m,)): a seed's most
+    visited nodes first, of equally visited ones that of the higher id, as in DGL.
     """
     visited = as_tensor(sources).reshape(-1, each).sort(dim=1, descending=True).values
     seeds = as_tensor(targets).reshape(-1, each)[:, 0]

@@ -27,10 +27,7 @@ _VALUES = frozenset({NoneType, bool, int, float, str, torch.device})
 class VersionedTable(Protocol):
     """A table of a store, with a version.
 
-    Attributes
-    ----------
-    version : int
-        Number of writes to rows so far.
+    ``version``: number of writes to rows so far.
     """
 
     version: int

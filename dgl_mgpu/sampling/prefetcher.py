@@ -30,10 +30,7 @@ class Source(Protocol[BatchOut]):
     def seeds(self) -> Any:
         """The seeds of the next batch.
 
-        Raises
-        ------
-        StopIteration
-            After the last.
+        Raises StopIteration after the last.
         """
 
     def start(self, number: int, seeds: Any) -> Any:
@@ -59,12 +56,8 @@ class Source(Protocol[BatchOut]):
 class _Entry(Generic[Batch]):
     """A batch to hand out, or the error of making it; neither if it is made on demand.
 
-    Attributes
-    ----------
-    future : object, optional
-        Its samples in flight.
-    event : Event, optional
-        On the side stream, if the batch or its seeds were made there.
+    ``future``: its samples in flight.  ``event``: on the side stream, if the batch or its seeds
+    were made there.
     """
 
     number: int
@@ -84,10 +77,7 @@ class PrefetchTuner:
     up to a limit, before it tries the other again.  While the GPU mostly has work left it tries
     nothing, because only the steps in which the host happened to be late would be compared.
 
-    Attributes
-    ----------
-    is_on_demand : bool
-        Whether batches are to be made on demand.
+    ``is_on_demand``: whether batches are to be made on demand.
     """
 
     def __init__(self) -> None:
@@ -156,15 +146,8 @@ class Prefetcher(Iterator[Batch]):
     and prefetching ends; likewise if memory runs out.  What making a batch raises is raised when
     that batch is due.
 
-    Parameters
-    ----------
-    source : Source
-    side_stream : SideStream, optional
-        Without one, batches are made on demand.
-    depth : int
-        Batches to prefetch.
-    tuner : PrefetchTuner, optional
-        Of earlier passes over the same loader.
+    ``side_stream``: without one, batches are made on demand.  ``depth``: batches to prefetch.
+    ``tuner``: of earlier passes over the same loader.
     """
 
     def __init__(

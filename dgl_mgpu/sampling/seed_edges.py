@@ -38,10 +38,8 @@ def new_key() -> SampleKey:
 def placed(graph: HeteroGraphIndex, arrays: Iterable[Any]) -> tuple[TensorIndex, torch.device]:
     """A call's graph as tensors, and the device on which its arguments have it work.
 
-    Raises
-    ------
-    InvalidInputError
-        If the graph is on the CPU, nodes are on a GPU and the graph is not pinned.
+    Raises InvalidInputError if the graph is on the CPU, nodes are on a GPU and the graph is not
+    pinned.
     """
     if isinstance(graph, TensorIndex):
         return graph, graph.device

@@ -33,10 +33,7 @@ class Event(Protocol):
 class SideStream(Protocol):
     """A stream beside the one that the script uses.
 
-    Attributes
-    ----------
-    is_full : bool
-        Whether a batch made here has exceeded the GPU's memory.
+    ``is_full``: whether a batch made here has exceeded the GPU's memory.
     """
 
     is_full: bool
@@ -90,10 +87,6 @@ def side_stream_of(device: torch.device, sms: int | None = None) -> SideStream |
     Each GPU has one: torch's allocator and operators keep memory per stream, so all loaders reuse
     the same memory.
 
-    Parameters
-    ----------
-    device : torch.device
-    sms : int, optional
-        Number of multiprocessors to restrict it to; by default a quarter of them.
+    ``sms``: number of multiprocessors to restrict it to; by default a quarter of them.
     """
     return _cuda_side_stream(device, sms) if device.type == "cuda" else None

@@ -36,18 +36,8 @@ def partition_stream(device: torch.device, sms: int, priority: int) -> torch.cud
     Operators of this package take no more blocks there than run at once
     (:func:`dgl_mgpu.ops.device.blocks_within`).
 
-    Parameters
-    ----------
-    device : torch.device
-        Of a GPU.
-    sms : int
-    priority : int
-        As of ``torch.cuda.Stream``.
-
-    Raises
-    ------
-    UnavailableError
-        If the driver or the GPU has no such thing.
+    ``device``: of a GPU.  ``priority``: as of ``torch.cuda.Stream``.  Raises UnavailableError if
+    the driver or the GPU has no such thing.
     """
     # Here: who samples on the CPU needs no operators of this package.
     from dgl_mgpu.ops.device import note_partition

@@ -20,12 +20,7 @@ def edges_view(relation: Relation, name: str, device: torch.device) -> GraphView
 
     Kept with the relation.
 
-    Parameters
-    ----------
-    relation : Relation
-        On ``device``, or in memory of the host that is pinned.
-    name : str
-    device : torch.device
+    ``relation``: on ``device``, or in memory of the host that is pinned.
     """
     views = relation.kept_with(name)
     view = views.get(device)
@@ -81,10 +76,7 @@ def _aligned(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 def scalars_view(values: torch.Tensor, device: torch.device) -> RowView:
     """A vector in the memory of ``device``, or pinned, as rows of scalars.
 
-    Raises
-    ------
-    PinningError
-        If it is in neither.
+    Raises PinningError if it is in neither.
     """
     if values.device != device:
         return host_view(values, device)

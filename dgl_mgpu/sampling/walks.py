@@ -45,28 +45,13 @@ Walks = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 def random_walk(graph: HeteroGraphIndex, nodes: Any, metapath: Any, probs: Sequence[Any]) -> Walks:
     """Walk along a metapath: ``_CAPI_DGLSamplingRandomWalk``.
 
-    Parameters
-    ----------
-    graph : HeteroGraphIndex
-    nodes : array, int32 or int64, shape (n,)
-        Starts, of the type at which the metapath begins.
-    metapath : array, int, shape (length,)
-        Edge types.
-    probs : list of array, float, shape (num_edges,)
-        Probabilities by edge type, of any sums; null for equal ones.
-
-    Returns
-    -------
-    traces : Tensor, the graph's idtype, shape (n, length + 1)
-        -1 after the end of a walk, at a node without edges of positive probability.
-    edges : Tensor, the graph's idtype, shape (n, length)
-        Ids of the edges taken; -1 for none.
-    types : Tensor, the graph's idtype, shape (length + 1,)
-        Node types; on the CPU, as in DGL.
-
-    Raises
-    ------
-    InvalidInputError, IdOutOfRangeError, InvalidWeightError
+    ``nodes`` (int32 or int64, shape (n,)): starts, of the type at which the metapath begins.
+    ``metapath`` (int, shape (length,)): edge types.  ``probs`` (float, shape (num_edges,)):
+    probabilities by edge type, of any sums; null for equal ones.  Returns ``traces`` (the graph's
+    idtype, shape (n, length + 1)): -1 after the end of a walk, at a node without edges of positive
+    probability.  Returns ``edges`` (the graph's idtype, shape (n, length)): ids of the edges taken;
+    -1 for none.  Returns ``types`` (the graph's idtype, shape (length + 1,)): node types; on the
+    CPU, as in DGL.  Raises InvalidInputError, IdOutOfRangeError, InvalidWeightError.
     """
     return _walk(graph, nodes, metapath, probs, None)
 
@@ -279,24 +264,10 @@ def walk_by_steps(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Walk from each start, each step along an edge that is chosen by its weight.
 
-    Parameters
-    ----------
-    steps : sequence
-        The edges to step along, for each step.
-    starts : Tensor, int64, shape (n,)
-    restart : sequence of float
-        Probability to end a walk before each step.
-    key : SampleKey
-
-    Returns
-    -------
-    traces : Tensor, int64, shape (n, len(steps) + 1)
-    edges : Tensor, int64, shape (n, len(steps))
-        As :func:`random_walk` returns them.
-
-    Raises
-    ------
-    InvalidWeightError
+    ``steps``: the edges to step along, for each step.  ``starts``: int64, shape (n,).  ``restart``:
+    probability to end a walk before each step.  Returns ``traces`` (int64, shape (n, len(steps) +
+    1)).  Returns ``edges`` (int64, shape (n, len(steps))): as :func:`random_walk` returns them.
+    Raises InvalidWeightError.
     """
     where = starts.device
     numbers = occurrences(starts)
@@ -322,16 +293,9 @@ def pack_traces(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Walks one after the other, without what follows their ends: ``_CAPI_DGLSamplingPackTraces``.
 
-    Parameters
-    ----------
-    traces : array, int32 or int64, shape (n, length)
-        -1 after the end of a walk.
-    types : array, same dtype, shape (length,)
-
-    Returns
-    -------
-    nodes, types : Tensor, shape (m,)
-    lengths, offsets : Tensor, shape (n,)
+    ``traces`` (int32 or int64, shape (n, length)): -1 after the end of a walk.  ``types``: same
+    dtype, shape (length,).  Returns ``nodes``, ``types`` (shape (m,)).  Returns ``lengths``,
+    ``offsets`` (shape (n,)).
     """
     traces, types = as_tensor(traces), as_tensor(types)
     types = types.to(traces.device)
@@ -355,28 +319,11 @@ def node2vec(
     A step goes back with a weight of ``1 / p``, to a node that has an edge to the one before with
     1, and to others with ``1 / q``; times the probability of the edge, if there are any.
 
-    Parameters
-    ----------
-    nodes : array, int32 or int64, shape (n,)
-    p, q : float
-        Above 0.
-    length : int
-        Steps.
-    prob : array, float, shape (num_edges,)
-        Null for equal ones.
+    ``nodes``: int32 or int64, shape (n,).  ``p``, ``q``: above 0.  ``length``: steps.  ``prob``
+    (float, shape (num_edges,)): null for equal ones.  Returns ``traces`` (the graph's idtype, shape
+    (n, length + 1)).  Returns ``edges`` (the graph's idtype, shape (n, length)): as in
+    :func:`random_walk`.  Raises InvalidInputError, IdOutOfRangeError, InvalidWeightError.
 
-    Returns
-    -------
-    traces : Tensor, the graph's idtype, shape (n, length + 1)
-    edges : Tensor, the graph's idtype, shape (n, length)
-        As in :func:`random_walk`.
-
-    Raises
-    ------
-    InvalidInputError, IdOutOfRangeError, InvalidWeightError
-
-    Notes
-    -----
     Where the walks' next edges are few, one is chosen from the list of them; else edges are
     proposed by their probabilities and accepted by how the walk goes on, until few are left.
     Source: Grover, Leskovec, «node2vec: Scalable Feature Learning for Networks» (KDD'16).

@@ -36,14 +36,8 @@ _SAME_DATA = "pass the same on every rank, or None on all but the machine's firs
 class StoreInput:
     """A graph or data set that a rank passes for a store.
 
-    Attributes
-    ----------
-    read : callable
-        Returns it as tables.
-    facts : callable
-        Returns what can be compared without reading the edges.
-    edges : callable
-        Returns checksums of the edges in their order; reads all of them.
+    ``read``: returns it as tables.  ``facts``: returns what can be compared without reading the
+    edges.  ``edges``: returns checksums of the edges in their order; reads all of them.
     """
 
     read: Callable[[], Content]
@@ -73,14 +67,9 @@ def require_agreement(
 ) -> None:
     """Check that all ranks of a machine ask for the same store.  Collective.
 
-    Raises
-    ------
-    InvalidInputError
-        On all ranks, if the first passes no data, or another other data or embeddings.
-    ConfigError
-        On all ranks, if their options differ.
-    RankFailedError
-        On the other ranks, if one passes what no store takes.
+    Raises InvalidInputError on all ranks, if the first passes no data, or another other data or
+    embeddings.  Raises ConfigError on all ranks, if their options differ.  Raises RankFailedError
+    on the other ranks, if one passes what no store takes.
     """
 
     def described() -> tuple[Facts, Facts | None, Facts | None]:

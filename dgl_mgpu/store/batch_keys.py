@@ -24,10 +24,7 @@ class BatchKeys:
     :meth:`StoreGraph.set_epoch` sets the epoch; otherwise passes over a store's DataLoaders are
     counted.
 
-    Parameters
-    ----------
-    seed : int
-        In [0, 2**64).
+    ``seed``: in [0, 2**64).
     """
 
     def __init__(self, seed: int) -> None:

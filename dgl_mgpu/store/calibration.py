@@ -55,12 +55,8 @@ FOUND = TuningCache("multiprocessors.json", 1, int)
 class Meter(Protocol):
     """What a rank measures with.  Tests put one in its place that needs no GPU.
 
-    Attributes
-    ----------
-    machine : str
-        All of GPU and driver that times depend on.
-    num_sms : int
-        Multiprocessors of the GPU.
+    ``machine``: all of GPU and driver that times depend on.  ``num_sms``: multiprocessors of the
+    GPU.
     """
 
     machine: str
@@ -99,14 +95,9 @@ class CudaMeter:
 class _Trial:
     """An operation whose time depends on how many multiprocessors it has.
 
-    Attributes
-    ----------
-    name : str
-        What the answer depends on beside the machine.
-    slack : float
-        As good as the shortest time is one that is so many times as long.
-    prepare : callable
-        Returns the operation, which takes the number of multiprocessors.
+    ``name``: what the answer depends on beside the machine.  ``slack``: as good as the shortest
+    time is one that is so many times as long.  ``prepare``: returns the operation, which takes the
+    number of multiprocessors.
     """
 
     name: str
@@ -133,25 +124,11 @@ def calibrate(
 
     Collective.  A store in shared memory is left as it is.
 
-    Parameters
-    ----------
-    store : Store
-    options : StoreOptions
-        The first rank's count.  With a number as ``options.sms``, nothing is measured.
-    ranks : Communicator
-        Those that share the store.
-    meter : Meter, optional
-        By default the GPU's own clock.
-    cached : bool
-        Whether to use what was found before on such a machine, and to keep what is found
-        (`FOUND`).
-
-    Raises
-    ------
-    DeviceMemoryError
-        If a gather or a mini-batch does not fit beside the store.
-    RankFailedError
-        If another rank failed.
+    ``options``: the first rank's count.  With a number as ``options.sms``, nothing is measured.
+    ``ranks``: those that share the store.  ``meter``: by default the GPU's own clock.  ``cached``:
+    whether to use what was found before on such a machine, and to keep what is found (`FOUND`).
+    Raises DeviceMemoryError if a gather or a mini-batch does not fit beside the store.  Raises
+    RankFailedError if another rank failed.
     """
     if store.gpu is None:
         return

@@ -22,15 +22,7 @@ _TRIES = 12
 
 
 class EdgeSampler:
-    """Makes subgraphs of a store's graph from edges, and draws negative edges for them.
-
-    Parameters
-    ----------
-    structure : GraphStructure
-    features : GraphFeatures
-    edges : EdgeQueries
-    batch_keys : BatchKeys
-    """
+    """Makes subgraphs of a store's graph from edges, and draws negative edges for them."""
 
     def __init__(
         self,

@@ -49,9 +49,7 @@ def ends_of(topology: TopologySource) -> np.ndarray:
 class Ends(NamedTuple):
     """Ends of edges.
 
-    Attributes
-    ----------
-    sources, destinations : Tensor, the graph's idtype, shape (n,)
+    ``sources``, ``destinations``: the graph's idtype, shape (n,).
     """
 
     sources: torch.Tensor
@@ -59,13 +57,7 @@ class Ends(NamedTuple):
 
 
 class EdgeQueries:
-    """Answers queries of edges as a DGLGraph does: by their ids, by their ends, by destination.
-
-    Parameters
-    ----------
-    store : Store
-    structure : GraphStructure
-    """
+    """Answers queries of edges as a DGLGraph does: by their ids, by their ends, by destination."""
 
     def __init__(self, store: Store, structure: GraphStructure) -> None:
         self._store, self._structure = store, structure
@@ -210,19 +202,9 @@ class EdgeQueries:
     ) -> torch.Tensor:
         """Ids as a vector on the store's device; those on a GPU are checked only with ``wait``.
 
-        Parameters
-        ----------
-        ids : Tensor or int
-            In the graph's idtype, shape (n,).
-        count : int
-            Of the nodes or edges that ids name.
-        action, noun : str
-            What errors say was asked, and what the ids name.
-        wait : bool
-
-        Raises
-        ------
-        InvalidInputError, IdOutOfRangeError
+        ``ids`` (or int): in the graph's idtype, shape (n,).  ``count``: of the nodes or edges that
+        ids name.  ``action``, ``noun``: what errors say was asked, and what the ids name.  Raises
+        InvalidInputError, IdOutOfRangeError.
         """
         idtype, device = self._structure.idtype, self._structure.device
         if isinstance(ids, Integral):
@@ -251,12 +233,9 @@ class EdgeQueries:
 class _EdgeLocations:
     """Where the edges of a type are, if they are numbered in the order of the store.
 
-    Attributes
-    ----------
-    firsts : Tensor, int64
-        Id of the first edge of every ``_RUN``-th row.
-    tiers : Tensor, int64, shape (segments, 4)
-        All edges as a table of scalars, one segment's after the other's: each segment is a tier.
+    ``firsts`` (int64): id of the first edge of every ``_RUN``-th row.  ``tiers`` (int64, shape
+    (segments, 4)): all edges as a table of scalars, one segment's after the other's: each segment
+    is a tier.
     """
 
     firsts: torch.Tensor

@@ -364,19 +364,9 @@ def machine(
 ) -> Topology:
     """The machine a plan is made for, with one GPU for each rank.
 
-    Parameters
-    ----------
-    topology : Topology or str
-        Or a preset's name, or 'auto' for this machine.
-    num_ranks : int
-    runtime : Runtime, optional
-    device_infos : sequence of DeviceInfo, optional
-        This rank's GPU and that of each rank; without them 'auto' is for shared memory.
-
-    Raises
-    ------
-    ConfigError
-        If there are more ranks than GPUs to hold their partitions.
+    ``topology``: or a preset's name, or 'auto' for this machine.  ``device_infos``: this rank's GPU
+    and that of each rank; without them 'auto' is for shared memory.  Raises ConfigError if there
+    are more ranks than GPUs to hold their partitions.
     """
     if topology == "auto":
         if runtime is None or device_infos is None:

@@ -43,15 +43,7 @@ def _no_gpu_caches() -> dict[str, dict]:
 class GraphParts:
     """What all copies of a store's graph share: everything but the random numbers they draw.
 
-    Attributes
-    ----------
-    structure : GraphStructure
-    features : GraphFeatures
-    edges : EdgeQueries
-    reversed_edges : ReversedEdges
-    traffic : Traffic
-    gpu_caches : dict
-        DGL's caches of features, as its DataLoader looks for them.
+    ``gpu_caches``: DGL's caches of features, as its DataLoader looks for them.
     """
 
     structure: GraphStructure

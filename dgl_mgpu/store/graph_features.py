@@ -26,11 +26,7 @@ from dgl_mgpu.utils.types import CanonicalEtype
 class _Feature:
     """A feature in the store; makes the columns of sampled graphs.
 
-    Parameters
-    ----------
-    storage : TableStorage
-    table : str
-        Name of its table.
+    ``table``: name of its table.
     """
 
     def __init__(self, storage: TableStorage, table: str) -> None:
@@ -52,12 +48,7 @@ class _Feature:
 class GraphFeatures:
     """Node and edge features of a graph in a store.
 
-    Parameters
-    ----------
-    store : Store
-    structure : GraphStructure
-    traffic : Traffic
-        Counts what is read.
+    ``traffic``: counts what is read.
     """
 
     def __init__(self, store: Store, structure: GraphStructure, traffic: Traffic) -> None:
@@ -88,9 +79,7 @@ class GraphFeatures:
     def storage(self, of: NodeOrEdgeType, name: str) -> TableStorage:
         """The storage of a feature of a type.
 
-        Raises
-        ------
-        UnknownFeatureError
+        Raises UnknownFeatureError.
         """
         storage = self.find_storage(of, name)
         if storage is None:
@@ -151,13 +140,8 @@ class GraphFeatures:
     def add_columns(self, frame: Frame, of: NodeOrEdgeType, ids_name: str | None = None) -> None:
         """Give a frame the features of a type.
 
-        Parameters
-        ----------
-        frame : Frame
-            Keeps the columns that it has.
-        of : str or (str, str, str)
-        ids_name : str, optional
-            The frame's column of row ids; without it the frame has all rows.
+        ``frame``: keeps the columns that it has.  ``ids_name``: the frame's column of row ids;
+        without it the frame has all rows.
         """
         columns = frame._columns
         ids = None if ids_name is None else columns[ids_name].data
@@ -208,10 +192,7 @@ class GraphFeatures:
     def weights(self, etype: CanonicalEtype, prob: str) -> RowView | None:
         """Edge feature ``prob`` of a type as weights; None, as in DGL, for a type without it.
 
-        Raises
-        ------
-        UnknownFeatureError
-            If the graph's only edge type does not have it.
+        Raises UnknownFeatureError if the graph's only edge type does not have it.
         """
         table = self._store.tables.get(edge_table(etype, prob))
         if table is None:

@@ -19,19 +19,7 @@ from dgl_mgpu.utils.types import CanonicalEtype
 class GraphStructure:
     """Node and edge types of a graph in a store, and the views of its edges.
 
-    Parameters
-    ----------
-    store : Store
-    num_nodes : mapping of str to int
-        By node type.
-    canonical_etypes : sequence of (str, str, str)
-
-    Attributes
-    ----------
-    ntypes : list of str
-    canonical_etypes : list of (str, str, str)
-    device : torch.device
-        The store's.
+    ``num_nodes``: by node type.  ``device``: the store's.
     """
 
     def __init__(
@@ -128,9 +116,7 @@ class GraphStructure:
     def views(self) -> dict[CanonicalEtype, GraphView]:
         """The view of each edge type.
 
-        Raises
-        ------
-        StoreClosedError
+        Raises StoreClosedError.
         """
         return {etype: self.view(etype) for etype in self.canonical_etypes}
 
@@ -143,9 +129,7 @@ class GraphStructure:
     def only_ntype(self, ntype: str | None) -> str:
         """A node type of the graph; ``None`` names the only one.
 
-        Raises
-        ------
-        InvalidInputError
+        Raises InvalidInputError.
         """
         if ntype is None and len(self.ntypes) == 1:
             return self.ntypes[0]
@@ -172,9 +156,7 @@ class GraphStructure:
     def seeds_by_ntype(self, nodes: Nodes) -> dict[str, torch.Tensor]:
         """Seed nodes by node type, checked, on the store's device and in the graph's idtype.
 
-        Raises
-        ------
-        InvalidInputError, IdOutOfRangeError
+        Raises InvalidInputError, IdOutOfRangeError.
         """
         return {
             ntype: self._checked_seeds(ids, self.num_nodes_by_type[ntype])
@@ -206,10 +188,7 @@ class GraphStructure:
     def fanouts_by_etype(self, fanout: int | Mapping) -> dict[CanonicalEtype, int]:
         """The fanout of each edge type.
 
-        Raises
-        ------
-        InvalidInputError
-            If some edge types have no fanout.
+        Raises InvalidInputError if some edge types have no fanout.
         """
         if not isinstance(fanout, Mapping):
             return dict.fromkeys(self.canonical_etypes, _as_integer(fanout))

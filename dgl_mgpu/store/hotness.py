@@ -64,23 +64,11 @@ def presample_hotness(
     GNNLab's pre-sampling, which XGNN uses too (XGNN, section 7).  Samples from the data as it
     lies, before any store is built.
 
-    Parameters
-    ----------
-    num_nodes, etypes, sources
-        The graph.
-    seeds : Tensor or dict of Tensor
-        Nodes that mini-batches start from.
-    fanouts, batch_size
-        The mini-batches.
-    seed : int
-        Which samples are drawn.
-    runtime : Runtime, optional
-        A GPU to sample on.  The topology is copied there for the time being; if there is too
-        little room, the CPU samples instead, which is logged and gives the same counts.
-
-    Returns
-    -------
-    dict of ndarray, int64, shape (num_nodes,)
+    ``num_nodes``, ``etypes``, ``sources``: the graph.  ``seeds`` (or dict of Tensor): nodes that
+    mini-batches start from.  ``fanouts``, ``batch_size``: the mini-batches.  ``seed``: which
+    samples are drawn.  ``runtime``: a GPU to sample on.  The topology is copied there for the time
+    being; if there is too little room, the CPU samples instead, which is logged and gives the same
+    counts.  Returns int64, shape (num_nodes,).
     """
     topologies = {topology_table(etype): _topology(sources, etype) for etype in etypes}
 

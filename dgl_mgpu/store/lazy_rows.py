@@ -23,12 +23,7 @@ class LazyColumn(Column):
 
     DGL's own column reads them from a tensor that has all of the feature.
 
-    Attributes
-    ----------
-    read : callable or None
-        None when they have been read.
-    table : str or None
-        Of a store, where they are.
+    ``read``: none when they have been read.  ``table``: of a store, where they are.
     """
 
     index: Any

@@ -41,13 +41,8 @@ SampledBlocks = tuple[Nodes, Nodes, list[dgl.DGLGraph]]
 class StoreSampler:
     """Samples neighbours and mini-batches of a store's graph.
 
-    Parameters
-    ----------
-    structure : GraphStructure
-    features : GraphFeatures
-        Whose rows and weights samples have.
-    batch_keys : BatchKeys
-        Which random numbers are drawn.
+    ``features``: whose rows and weights samples have.  ``batch_keys``: which random numbers are
+    drawn.
     """
 
     def __init__(

@@ -42,22 +42,10 @@ def make_blueprint(
 ) -> Blueprint:
     """Order rows by hotness and solve the placement.
 
-    Parameters
-    ----------
-    sources : mapping of str to FeatureSource or TopologySource
-    hotness : mapping of str to ndarray
-        Expected accesses of each row id, for each order that a source names.
-    topology : Topology
-        The machine, one GPU for each rank.
-    options : StoreOptions
-    on_gpus : bool
-        Whether every rank has its GPU hold the orders too, which then count there.
-    shared : SharedMemory, optional
-        As for :func:`plan_tables`.
-
-    Raises
-    ------
-    ConfigError, PlanDoesNotFitError, UnreachableError
+    ``hotness``: expected accesses of each row id, for each order that a source names.
+    ``topology``: the machine, one GPU for each rank.  ``on_gpus``: whether every rank has its GPU
+    hold the orders too, which then count there.  ``shared``: as for :func:`plan_tables`.  Raises
+    ConfigError, PlanDoesNotFitError, UnreachableError.
     """
     orders = {name: order_by_hotness(counts).order for name, counts in hotness.items()}
     topologies = [
@@ -86,24 +74,11 @@ def plan_tables(
 ) -> Plan:
     """Solve the placement of tables that need not exist yet.
 
-    Parameters
-    ----------
-    specs : list of TableSpec
-    topology : Topology
-    options : StoreOptions
-    order_rows : sequence of int
-        Rows of each order.
-    on_gpus : bool
-        Whether GPUs hold the store: then each holds the orders and a cache of rows on disk, too,
-        and topology does not go to disk.
-    shared : SharedMemory, optional
-        What holds all that is not on disk, where ranks have no memory of their own: what a plan
-        calls GPU memory and host memory are both taken from it.  None where each is one of its
-        own.
-
-    Raises
-    ------
-    ConfigError, PlanDoesNotFitError, UnreachableError
+    ``order_rows``: rows of each order.  ``on_gpus``: whether GPUs hold the store: then each holds
+    the orders and a cache of rows on disk, too, and topology does not go to disk.  ``shared``: what
+    holds all that is not on disk, where ranks have no memory of their own: what a plan calls GPU
+    memory and host memory are both taken from it.  None where each is one of its own.  Raises
+    ConfigError, PlanDoesNotFitError, UnreachableError.
     """
     limit = parse_bytes(options.gpu_memory, _GPU_MEMORY)
     budgets = topology.gpu_memory if limit is None else np.full(topology.num_gpus, limit)

@@ -33,15 +33,7 @@ _VISITS = "visits"
 class RandomWalker:
     """Walks on a store's graph, from sources of edges to their destinations.
 
-    Parameters
-    ----------
-    structure : GraphStructure
-    features : GraphFeatures
-        Whose weights edges have.
-    reversed_edges : ReversedEdges
-    sampler : StoreSampler
-    batch_keys : BatchKeys
-        Which random numbers are drawn.
+    ``features``: whose weights edges have.  ``batch_keys``: which random numbers are drawn.
     """
 
     def __init__(

@@ -29,12 +29,8 @@ _LOW = (1 << 32) - 1
 class Fingerprint(NamedTuple):
     """Sums over edges, modulo 2**64.
 
-    Attributes
-    ----------
-    ends : int
-        Of hashes of source and destination.
-    ends_and_ids : int
-        Of hashes of source, destination and edge id.
+    ``ends``: of hashes of source and destination.  ``ends_and_ids``: of hashes of source,
+    destination and edge id.
     """
 
     ends: int
@@ -52,12 +48,7 @@ class _Reversal(NamedTuple):
 
 
 class ReversedEdges:
-    """Finds the out-edges of a store's graph among its in-edges.
-
-    Parameters
-    ----------
-    structure : GraphStructure
-    """
+    """Finds the out-edges of a store's graph among its in-edges."""
 
     def __init__(self, structure: GraphStructure) -> None:
         self._structure = structure
@@ -67,11 +58,8 @@ class ReversedEdges:
     def of(self, etype: CanonicalEtype, needs_ids: bool = False) -> GraphView:
         """The edges of a type by source.
 
-        Raises
-        ------
-        UnsupportedByStoreError
-            If no edge type has the edges of ``etype`` reversed; with ``needs_ids``, if none has
-            them under the same ids.
+        Raises UnsupportedByStoreError if no edge type has the edges of ``etype`` reversed; with
+        ``needs_ids``, if none has them under the same ids.
         """
         reversal = self._find(etype)
         if reversal is None:

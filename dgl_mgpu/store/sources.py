@@ -15,16 +15,10 @@ from dgl_mgpu.errors import IdOutOfRangeError, InvalidInputError
 class FeatureSource:
     """Rows to be stored, one per node or edge.
 
-    Attributes
-    ----------
-    rows : Tensor or ndarray, shape (num_rows, ...)
-        Anything whose rows an integer array selects: a tensor, an array, a ``numpy.memmap``.
-    position : str
-        Name of the order its rows are kept in; '' keeps them in the order of their ids.
-    stored : torch.dtype, optional
-        Floating-point type in which they are kept; their own by default.
-    name : str
-        What errors call them.
+    ``rows`` (or ndarray, shape (num_rows, ...)): anything whose rows an integer array selects: a
+    tensor, an array, a ``numpy.memmap``.  ``position``: name of the order its rows are kept in; ''
+    keeps them in the order of their ids.  ``stored``: floating-point type in which they are kept;
+    their own by default.  ``name``: what errors call them.
     """
 
     rows: Any
@@ -74,10 +68,7 @@ class FeatureSource:
     def bytes_of(self, ids: np.ndarray) -> np.ndarray:
         """The rows ``ids`` as stored, uint8, shape (len(ids) * row_bytes,).
 
-        Raises
-        ------
-        InvalidInputError
-            If a number is out of the range of the type in which they are kept.
+        Raises InvalidInputError if a number is out of the range of the type in which they are kept.
         """
         is_narrowed = self.dtype != self.source_dtype
         if isinstance(self.rows, torch.Tensor):
@@ -116,19 +107,11 @@ def narrowed(rows: torch.Tensor, dtype: torch.dtype, name: str) -> torch.Tensor:
 class TopologySource:
     """One relation in CSC: the in-edges of every destination node.
 
-    Attributes
-    ----------
-    indptr : ndarray, int64, shape (num_rows + 1,)
-    indices : ndarray, int32 or int64, shape (num_edges,)
-        Source node of each edge.
-    eids : ndarray or None
-        Edge ids; ``None`` when an edge's id is its place in ``indices``.
-    num_cols : int
-        Source nodes.
-    idtype : torch.dtype
-        int32 or int64: the type of ids that will be given and returned.
-    position : str
-        Name of the order its rows are kept in; '' keeps them in the order of their ids.
+    ``indptr``: int64, shape (num_rows + 1,).  ``indices`` (int32 or int64, shape (num_edges,)):
+    source node of each edge.  ``eids`` (or None): edge ids; ``None`` when an edge's id is its place
+    in ``indices``.  ``num_cols``: source nodes.  ``idtype``: int32 or int64: the type of ids that
+    will be given and returned.  ``position``: name of the order its rows are kept in; '' keeps them
+    in the order of their ids.
     """
 
     indptr: np.ndarray
@@ -194,10 +177,8 @@ class TopologySource:
     def edge_positions(self, first: np.ndarray, counts: np.ndarray) -> np.ndarray:
         """Places in ``indices`` of rows of edges, one after another, int64.
 
-        Parameters
-        ----------
-        first, counts : ndarray, int64, shape (n,)
-            The place of each row's first edge, and how many there are.
+        ``first``, ``counts`` (int64, shape (n,)): the place of each row's first edge, and how many
+        there are.
         """
         ends = np.cumsum(counts)
         within = np.arange(int(ends[-1])) - np.repeat(ends - counts, counts)

@@ -39,12 +39,8 @@ def save_tables(path: Path, tables: Mapping[str, Table], steps: int, ranks: Comm
 
     Collective; the first rank writes.
 
-    Raises
-    ------
-    CheckpointError
-        If it cannot be written.
-    RankFailedError
-        On the other ranks, if so.
+    Raises CheckpointError if it cannot be written.  Raises RankFailedError on the other ranks, if
+    so.
     """
     ranks.broadcast_from_rank0(f"save rows to {path}", lambda: _write(path, tables, steps))
 
@@ -54,12 +50,8 @@ def load_tables(path: Path, tables: Mapping[str, Table], ranks: Communicator) ->
 
     Collective; the first rank reads.  Nothing is changed unless the whole file is sound.
 
-    Raises
-    ------
-    CheckpointError
-        If there is none, or it is damaged or holds other tables.
-    RankFailedError
-        On the other ranks, if so.
+    Raises CheckpointError if there is none, or it is damaged or holds other tables.  Raises
+    RankFailedError on the other ranks, if so.
     """
     action = f"load rows from {path}"
     steps = ranks.broadcast_from_rank0(action, lambda: _checked(path, tables))

@@ -92,15 +92,8 @@ Specs = dict[tuple[str, str], EmbeddingSpec]
 def read_specs(embeddings: Mapping[str, Any] | None, ntypes: list[str]) -> Specs:
     """What a user asks for, by node type and name.
 
-    Parameters
-    ----------
-    embeddings : mapping
-        Name → dim or :class:`EmbeddingSpec`, where there is one node type; or node type → such a
-        mapping.
-
-    Raises
-    ------
-    InvalidInputError
+    ``embeddings``: name → dim or :class:`EmbeddingSpec`, where there is one node type; or node type
+    → such a mapping.  Raises InvalidInputError.
     """
     action = "keep embeddings in a store"
     if not isinstance(embeddings, Mapping | None):
@@ -133,10 +126,8 @@ def with_embeddings(
 ) -> dict[str, Source]:
     """The tables to place: an embedding's rows and state as one, since they lie side by side.
 
-    Raises
-    ------
-    InvalidInputError
-        If a feature has an embedding's name, or first rows do not have its shape.
+    Raises InvalidInputError if a feature has an embedding's name, or first rows do not have its
+    shape.
     """
     found = dict(sources)
     for (ntype, name), spec in specs.items():
@@ -163,9 +154,7 @@ def with_embeddings(
 def require_in_memory(plan: Plan, specs: Specs) -> None:
     """Check that a plan has no rows of embeddings on disk, where they cannot be trained.
 
-    Raises
-    ------
-    ConfigError
+    Raises ConfigError.
     """
     for ntype, name in specs:
         if any(tier.memory == "disk" for tier in plan.tables[node_table(ntype, name)].tiers):
@@ -179,10 +168,7 @@ def require_in_memory(plan: Plan, specs: Specs) -> None:
 def unfolded(blueprint: Blueprint, specs: Specs, seed: int) -> Blueprint:
     """The blueprint with each embedding's rows and state as tables of their own, placed alike.
 
-    Raises
-    ------
-    ConfigError
-        As :func:`require_in_memory`.
+    Raises ConfigError as :func:`require_in_memory`.
     """
     require_in_memory(blueprint.plan, specs)
     sources = dict(blueprint.sources)
@@ -219,12 +205,7 @@ def _first_rows(ntype: str, name: str, spec: EmbeddingSpec, num_rows: int, seed:
 class UniformRows:
     """Rows drawn evenly from [-bound, bound] when they are asked for, always the same.
 
-    Parameters
-    ----------
-    num_rows, width : int
-    bound : float
-    key : int
-        64 bits; of rows with other keys nothing is to be seen in these.
+    ``key``: 64 bits; of rows with other keys nothing is to be seen in these.
     """
 
     ndim = 2

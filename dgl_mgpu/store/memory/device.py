@@ -33,11 +33,7 @@ _PID_BITS = 22
 class DeviceSegment:
     """A run of bytes in a GPU's memory, as this process has it mapped.
 
-    Attributes
-    ----------
-    address : int
-        On the GPU.
-    nbytes : int
+    ``address``: on the GPU.
     """
 
     def __init__(self, runtime: Runtime, address: int, nbytes: int) -> None:
@@ -64,12 +60,7 @@ class DeviceMemory:
     All of it goes back when :meth:`close` is called, when nothing refers to the object any
     more, or when the process ends.
 
-    Parameters
-    ----------
-    runtime : Runtime
-    ref_counts : Segment
-        What :class:`RefCounts` counts in.
-    rank : int
+    ``ref_counts``: what :class:`RefCounts` counts in.
     """
 
     def __init__(self, runtime: Runtime, ref_counts: Segment, rank: int) -> None:
@@ -93,27 +84,21 @@ class DeviceMemory:
     def allocate(self, nbytes: int) -> None:
         """Allocate this rank's block.
 
-        Raises
-        ------
-        DeviceMemoryError
+        Raises DeviceMemoryError.
         """
         self._allocations.block = self.runtime.allocate(nbytes)
 
     def share(self) -> bytes:
         """The handle of this rank's block for other processes.
 
-        Raises
-        ------
-        PeerAccessError
+        Raises PeerAccessError.
         """
         return self.runtime.share(self._allocations.block)
 
     def open(self, handle: bytes) -> int:
         """Map another rank's block and return its address here.
 
-        Raises
-        ------
-        PeerAccessError
+        Raises PeerAccessError.
         """
         if handle not in self._allocations.opened:
             self._allocations.opened[handle] = self.runtime.open(handle)
@@ -122,9 +107,7 @@ class DeviceMemory:
     def register(self, segment: Segment) -> None:
         """Let kernels use a segment of host memory at its address.
 
-        Raises
-        ------
-        DeviceMemoryError
+        Raises DeviceMemoryError.
         """
         if segment.nbytes:
             self.runtime.register(segment.address, segment.nbytes)
@@ -156,12 +139,8 @@ class RefCounts:
     Each rank has an entry: the stamp of its process while it uses the memory, else 0.  Entries of
     processes that have ended do not count.
 
-    Parameters
-    ----------
-    segment : Segment
-        int64, one entry a rank, all zero at first.
-    rank : int
-        This process's, which is counted from now on.
+    ``segment``: int64, one entry a rank, all zero at first.  ``rank``: this process's, which is
+    counted from now on.
     """
 
     def __init__(self, segment: Segment, rank: int) -> None:

@@ -25,19 +25,9 @@ def topology_of_ranks(
     as fast as its own, and shares its way to the host.  Memory is what is free, less what
     training needs: a quarter of the GPU or 4 GiB, whichever is more.
 
-    Parameters
-    ----------
-    machine : Topology
-        Its GPUs' memory is not looked at.
-    seen : sequence of str
-        Its GPUs, as numbered there.
-    device_infos : sequence of DeviceInfo
-        The GPU of each rank.
-
-    Raises
-    ------
-    ConfigError
-        If a rank's GPU is not among those seen.
+    ``machine``: its GPUs' memory is not looked at.  ``seen``: its GPUs, as numbered there.
+    ``device_infos``: the GPU of each rank.  Raises ConfigError if a rank's GPU is not among those
+    seen.
     """
     known = {gpu: index for index, gpu in enumerate(seen)}
     for rank, device_info in enumerate(device_infos):

@@ -91,10 +91,8 @@ class TableWriter(Protocol):
 class RowFormat:
     """Rows of one size, one after another.
 
-    Attributes
-    ----------
-    dtype, source_dtype : torch.dtype
-        Element type as stored, and of the rows that the table was built from.
+    ``dtype``, ``source_dtype``: element type as stored, and of the rows that the table was built
+    from.
     """
 
     num_rows: int

@@ -21,19 +21,10 @@ ShardKey = tuple[str, Shard | None]
 class StoreLayout:
     """What a rank needs to allocate and map its part of a store.
 
-    Attributes
-    ----------
-    plan : Plan
-    formats : dict of str to TableFormat
-    orders : dict of str to str
-        By table, the name of the order its rows are kept in; '' for the order of their ids.
-    nbytes : dict of PieceKey to int
-        Every shard and its size, in an order that all ranks agree on.
-    disk_path : Path or None
-    on_gpus : bool
-        Whether the plan's GPU memory is on GPUs; otherwise it is shared memory.
-    staging_memory : int
-        Bytes of each GPU that may cache rows on disk.
+    ``orders``: by table, the name of the order its rows are kept in; '' for the order of their ids.
+    ``nbytes``: every shard and its size, in an order that all ranks agree on.  ``on_gpus``: whether
+    the plan's GPU memory is on GPUs; otherwise it is shared memory.  ``staging_memory``: bytes of
+    each GPU that may cache rows on disk.
     """
 
     plan: Plan
@@ -120,9 +111,7 @@ class StoreLayout:
     def require_room(self) -> None:
         """Raise unless every folder has enough free space for its files.
 
-        Raises
-        ------
-        SharedMemoryError
+        Raises SharedMemoryError.
         """
         needed: Counter[Path] = Counter()
         for key, nbytes in self.nbytes.items():

@@ -28,19 +28,8 @@ def prove_access(runtime: Runtime, ranks: Communicator) -> np.ndarray:
 
     Collective.
 
-    Parameters
-    ----------
-    runtime : Runtime
-    ranks : Communicator
-
-    Returns
-    -------
-    ndarray, bool, shape (ranks.size, ranks.size)
-        Entry (i, j): whether rank i reads the memory of rank j.
-
-    Raises
-    ------
-    DeviceMemoryError, RankFailedError
+    Returns bool, shape (ranks.size, ranks.size): entry (i, j): whether rank i reads the memory of
+    rank j.  Raises DeviceMemoryError, RankFailedError.
     """
     if ranks.size == 1:
         return np.ones((1, 1), bool)
@@ -99,16 +88,9 @@ def _reads(runtime: Runtime, memory: DeviceMemory, handle: bytes, expected: np.n
 def linked(topology: Topology, links: str | Sequence[Sequence[int]]) -> Topology:
     """A machine with only some of its links.
 
-    Parameters
-    ----------
-    topology : Topology
-    links : 'auto', str or sequence of (int, int)
-        All links, those that a preset has too (its first GPUs), or these, both ways.
-
-    Raises
-    ------
-    ConfigError
-        If there is no such preset, if it has fewer GPUs, or if ``links`` are not pairs of GPUs.
+    ``links``: all links, those that a preset has too (its first GPUs), or these, both ways.  Raises
+    ConfigError if there is no such preset, if it has fewer GPUs, or if ``links`` are not pairs of
+    GPUs.
     """
     if links == "auto":
         return topology

@@ -24,12 +24,7 @@ _ALLOCATE = "allocate the store"
 class RankMemory:
     """One rank's part of a store's memory, while the store is built.
 
-    Parameters
-    ----------
-    layout : Layout
-    ranks : Communicator
-    runtime : Runtime or None
-        Of the GPU for the plan's GPU memory; None for shared memory.
+    ``runtime``: of the GPU for the plan's GPU memory; None for shared memory.
     """
 
     def __init__(self, layout: StoreLayout, ranks: Communicator, runtime: Runtime | None) -> None:
@@ -49,11 +44,7 @@ class RankMemory:
 
         Collective.
 
-        Raises
-        ------
-        SharedMemoryError, DeviceMemoryError
-        RankFailedError
-            If another rank failed.
+        Raises SharedMemoryError, DeviceMemoryError.  Raises RankFailedError if another rank failed.
         """
         self._require_gpu_memory()
         own = self._ranks.run_all(_ALLOCATE, self._make_files)

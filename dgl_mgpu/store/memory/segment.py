@@ -33,11 +33,7 @@ class Segment:
     A pickled segment reaches processes that this one starts, by ``spawn`` as by ``fork``, and other
     processes of this user while this one has it.
 
-    Attributes
-    ----------
-    nbytes : int
-    bytes : numpy.ndarray, uint8, shape (nbytes,)
-        The mapping itself.
+    ``bytes`` (numpy.ndarray, uint8, shape (nbytes,)): the mapping itself.
     """
 
     def __init__(self, fd: int, nbytes: int) -> None:
@@ -54,11 +50,8 @@ class Segment:
         The memory is reserved at once: a full ``/dev/shm`` is an error here and now, not a
         bus error at the first write.
 
-        Raises
-        ------
-        SharedMemoryError
-            If ``folder`` does not exist, cannot be written, has too little room, or lies on
-            a file system without nameless files.
+        Raises SharedMemoryError if ``folder`` does not exist, cannot be written, has too little
+        room, or lies on a file system without nameless files.
         """
         try:
             fd = os.open(folder, os.O_TMPFILE | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
@@ -84,10 +77,7 @@ class Segment:
     def attach(cls, path: Path, nbytes: int) -> Segment:
         """Map the segment that another process has at ``path``.
 
-        Raises
-        ------
-        SharedMemoryError
-            If it cannot be reached or has another size.
+        Raises SharedMemoryError if it cannot be reached or has another size.
         """
         action = f"map the shared segment {path} of {nbytes} bytes"
         try:
@@ -178,9 +168,7 @@ def _gone(reason: str) -> StoreClosedError:
 def require_room(nbytes: int, folder: Path = SHARED_MEMORY) -> None:
     """Raise before anything is created if ``folder`` cannot take ``nbytes`` more bytes.
 
-    Raises
-    ------
-    SharedMemoryError
+    Raises SharedMemoryError.
     """
     if nbytes > _free_bytes(folder, nbytes):
         raise _no_room(folder, nbytes)

@@ -27,20 +27,9 @@ _CHUNK_BYTES = 8 << 20
 class StagedRows:
     """One table's rows on disk and their cache on one GPU: a :class:`~dgl_mgpu.ops.view.DiskRows`.
 
-    Parameters
-    ----------
-    disk : RowView
-        The rows by position, at addresses of this process; only those on disk are read.
-    num_rows : int
-        Rows on disk.
-    nbytes : int
-        Of the GPU's memory.
-    device : torch.device
-
-    Raises
-    ------
-    DeviceMemoryError
-        If the GPU has too little room.
+    ``disk``: the rows by position, at addresses of this process; only those on disk are read.
+    ``num_rows``: rows on disk.  ``nbytes``: of the GPU's memory.  Raises DeviceMemoryError if the
+    GPU has too little room.
     """
 
     def __init__(self, disk: RowView, num_rows: int, nbytes: int, device: torch.device) -> None:
@@ -64,11 +53,8 @@ class StagedRows:
 
         Waits for the GPU, so that no kernel uses the cache when the lock is released.
 
-        Parameters
-        ----------
-        out : Tensor, shape (n, *row_shape)
-        miss_positions : Tensor, int64, shape (n,)
-            Position of each row that was missed; negative for rows that were found.
+        ``out``: shape (n, *row_shape).  ``miss_positions`` (int64, shape (n,)): position of each
+        row that was missed; negative for rows that were found.
         """
         out_rows = (miss_positions >= 0).nonzero().flatten()
         if out_rows.numel() == 0:

@@ -58,30 +58,13 @@ def read_shards(plan: TablePlan, rank: int) -> Iterator[Shard]:
 class Table:
     """One table, mapped.
 
-    Parameters
-    ----------
-    format : TableFormat
-    plan : TablePlan
-    rank : int
-        Whose view this is.
-    segments : list of Segment or DeviceSegment
-        The shards this rank reads, as :func:`read_shards` lists them.
-    position : Segment, Tensor or None
-        Row id → position, when rows are not kept in the order of their ids.
-    gpu : DeviceMemory, optional
-        What holds on to the segments, for a store on GPUs.
-    staging_bytes : int
-        Bytes of the GPU's memory that cache rows on disk.
-    host_share : float
-        Part of its reads that are expected to go to host memory.
-
-    Attributes
-    ----------
-    device : torch.device
-        Where the view's tensors are, and operators run.
-    version : int
-        Counts the changes of its rows by :mod:`dgl_mgpu.store.row_updates`, and is the same on all
-        ranks.  What was read at another version may be out of date.
+    ``rank``: whose view this is.  ``segments``: the shards this rank reads, as :func:`read_shards`
+    lists them.  ``position``: row id → position, when rows are not kept in the order of their ids.
+    ``gpu``: what holds on to the segments, for a store on GPUs.  ``staging_bytes``: bytes of the
+    GPU's memory that cache rows on disk.  ``host_share``: part of its reads that are expected to go
+    to host memory.  ``device``: where the view's tensors are, and operators run.  ``version``:
+    counts the changes of its rows by :mod:`dgl_mgpu.store.row_updates`, and is the same on all
+    ranks.  What was read at another version may be out of date.
     """
 
     def __init__(
@@ -154,10 +137,8 @@ class Table:
     def view(self) -> RowView | GraphView:
         """The table as operators see it.
 
-        Raises
-        ------
-        StoreClosedError
-            If the store was closed, or is on GPUs and this process is a fork of its rank's.
+        Raises StoreClosedError if the store was closed, or is on GPUs and this process is a fork of
+        its rank's.
         """
         view = self._view  # which another thread may close
         if view is None:
@@ -169,10 +150,8 @@ class Table:
     def use_sms(self, sms: int, host_sms: int) -> None:
         """Have operators use as many of a GPU's multiprocessors as were found enough.
 
-        Parameters
-        ----------
-        sms, host_sms : int
-            As in :class:`~dgl_mgpu.ops.view.RowView`; ``host_sms`` has no meaning for topology.
+        ``sms``, ``host_sms``: as in :class:`~dgl_mgpu.ops.view.RowView`; ``host_sms`` has no
+        meaning for topology.
         """
         if isinstance(self._view, RowView):
             self._view = dataclasses.replace(self._view, sms=sms, host_sms=host_sms)

@@ -45,18 +45,10 @@ _BUILD = "build the store"
 class Blueprint:
     """The data of a store and the memory that each part goes to.
 
-    Attributes
-    ----------
-    sources : mapping of str to FeatureSource or TopologySource
-        The data, by table.
-    orders : mapping of str to ndarray
-        For each order that a source names, the row ids by position.
-    plan : Plan
-        One table for every source, for as many GPUs as there are ranks.
-    disk_path : Path, optional
-        Folder for what the plan keeps on disk.
-    staging_memory : int
-        Bytes of each GPU that cache rows on disk, where there are any and the store is on GPUs.
+    ``sources``: the data, by table.  ``orders``: for each order that a source names, the row ids by
+    position.  ``plan``: one table for every source, for as many GPUs as there are ranks.
+    ``disk_path``: folder for what the plan keeps on disk.  ``staging_memory``: bytes of each GPU
+    that cache rows on disk, where there are any and the store is on GPUs.
     """
 
     sources: Mapping[str, Source]
@@ -70,17 +62,9 @@ class Blueprint:
 class Store:
     """Mapped tables by name (XGNN's global GNN memory store, section 4).
 
-    Attributes
-    ----------
-    tables : dict of str to Table
-    plan : Plan
-        Where each row of each table is.
-    rank, num_ranks : int
-        This process among those that share the store.
-    device : torch.device
-        Where operators on its tables run.
-    gpu : DeviceMemory, optional
-        This rank's share of GPU memory; None where all is in shared memory or files.
+    ``plan``: where each row of each table is.  ``rank``, ``num_ranks``: this process among those
+    that share the store.  ``device``: where operators on its tables run.  ``gpu``: this rank's
+    share of GPU memory; None where all is in shared memory or files.
     """
 
     tables: dict[str, Table]
@@ -119,26 +103,13 @@ def build(
     Collective.  The machine's first rank has the data, reads it once and passes it on chunk by
     chunk; the others allocate their shards.
 
-    Parameters
-    ----------
-    blueprint : Blueprint
-        On the machine's first rank; ignored on the others.
-    ranks : Communicator
-    runtime : Runtime, optional
-        Of this rank's GPU, on every rank; without it, the plan's GPU memory is shared memory.
-
-    Raises
-    ------
-    InvalidInputError
-        If the plan is not one for these sources and ranks.
-    ConfigError
-        If it keeps topology of a store on GPUs on disk.
-    SharedMemoryError, DeviceMemoryError
-        If a folder or a GPU has too little room; before anything is allocated.
-    PeerAccessError
-        If a rank cannot map memory that the plan has it read.
-    RankFailedError
-        If another rank failed.
+    ``blueprint``: on the machine's first rank; ignored on the others.  ``runtime``: of this rank's
+    GPU, on every rank; without it, the plan's GPU memory is shared memory.  Raises
+    InvalidInputError if the plan is not one for these sources and ranks.  Raises ConfigError if it
+    keeps topology of a store on GPUs on disk.  Raises SharedMemoryError, DeviceMemoryError if a
+    folder or a GPU has too little room; before anything is allocated.  Raises PeerAccessError if a
+    rank cannot map memory that the plan has it read.  Raises RankFailedError if another rank
+    failed.
     """
     on_gpus = runtime is not None
     filler = ranks.run_all(_BUILD, lambda: _filler(blueprint, ranks, on_gpus))

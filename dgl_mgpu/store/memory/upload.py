@@ -27,14 +27,7 @@ _Order = tuple[int, int, int, int] | None
 class UploadChannel:
     """Fills all ranks' blocks of GPU memory.
 
-    Parameters
-    ----------
-    ranks : Communicator
-    runtime : Runtime
-    window : Segment
-        Of :attr:`window_bytes`, registered.
-    block : int
-        Address of this rank's own block.
+    ``window``: of :attr:`window_bytes`, registered.  ``block``: address of this rank's own block.
     """
 
     window_bytes = 3 * _PART_BYTES
