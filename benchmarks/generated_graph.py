@@ -25,7 +25,7 @@ from dgl_mgpu.graph.relation import ranges
 from dgl_mgpu.models.homogeneous import INV_SQRT_DEGREES
 from dgl_mgpu.store.graph import StoreGraph
 from dgl_mgpu.store.memory import FeatureSource, TopologySource
-from dgl_mgpu.store.memory.tables import Source
+from dgl_mgpu.store.memory.format import Source
 from dgl_mgpu.store.table_names import node_table, topology_table
 
 _CHUNK = 1 << 26

@@ -24,8 +24,9 @@ from dgl_mgpu.machine import Topology, probe_shared_memory
 from dgl_mgpu.placement import expected_reads
 from dgl_mgpu.store.calibration import calibrate
 from dgl_mgpu.store.memory import Store, build
-from dgl_mgpu.store.memory.devices import topology_of_ranks
-from dgl_mgpu.store.memory.tables import Blueprint, Source
+from dgl_mgpu.store.memory.format import Source
+from dgl_mgpu.store.memory.machine import topology_of_ranks
+from dgl_mgpu.store.memory.tables import Blueprint
 from dgl_mgpu.store.planning import StoreOptions, make_blueprint
 
 # Edges that are drawn, and rows that are checked, at a time.

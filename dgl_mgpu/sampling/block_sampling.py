@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -34,7 +35,7 @@ from dgl_mgpu.ops import (
 )
 from dgl_mgpu.ops.check import narrow_indptr
 from dgl_mgpu.ops.sample_future import HopsFuture, SampleFuture
-from dgl_mgpu.sampling.seed_edges import new_key
+from dgl_mgpu.sampling.seed_edges import WEIGHT_DTYPES, new_key
 from dgl_mgpu.sampling.views import edges_view, scalars_view
 from dgl_mgpu.utils.types import CanonicalEtype
 
@@ -44,7 +45,6 @@ Fanout = int | Mapping[str | CanonicalEtype, int]
 Sampled = tuple[Nodes, Nodes, list[DGLBlock]]
 
 _FORMATS = ["coo", "csr", "csc"]
-_WEIGHTS = (torch.float32, torch.float64, torch.bool, torch.uint8)
 
 
 def sample_hops_async(
@@ -170,8 +170,8 @@ def tensor_blocks(
 ) -> list[DGLBlock]:
     """Sampled hops as DGL's blocks on the same device, in graph indexes made of tensors.
 
-    ``ntypes``, ``canonical_etypes``: of the graph, in its order.  ``seeds``: those of types without
-    edges are their own sources.  ``blanks``: one for each hop, if they have been prepared.
+    Types are the graph's, in its order.  Seeds of types without edges are their own sources, and
+    ``blanks`` has a block for each hop, if they have been prepared.
     """
     types = block_types(ntypes, canonical_etypes)
     ids = next(iter(sampled[0].edges.values())).src
@@ -217,12 +217,13 @@ def sample_graph_async(
     The same distribution as ``dgl.sampling.sample_neighbors`` and ``dgl.to_block`` hop by hop,
     reproducible by ``dgl.seed``.  Blocks are prepared while a GPU samples.
 
-    ``nodes`` (or dict of Tensor): seed nodes, distinct.  ``fanouts``: for each layer, the layer
-    nearest the input first.  ``prob``: edge feature of unnormalised probabilities, or of booleans
-    as a mask.  Returns of input nodes, output nodes and blocks, as
-    ``NeighborSampler.sample_blocks`` returns them; of None for weights that DGL has to sample by.
-    None if the graph or another argument is not supported here.  Raises UnknownIdError here, or
-    where the result is waited for.
+    Seed nodes are distinct, and fanouts are by layer, the layer nearest the input first.  ``prob``
+    names an edge feature of unnormalised probabilities, or of booleans as a mask.
+
+    The future is of input nodes, output nodes and blocks, as ``NeighborSampler.sample_blocks``
+    returns them, or of None for weights that DGL has to sample by.  Returns None if the graph or
+    another argument is not supported here.  Raises UnknownIdError here, or where the result is
+    waited for.
     """
     started = _start(g, nodes, fanouts, prob, replace)
     if started is None:
@@ -258,33 +259,25 @@ def _start(
         etype: edges_view(relation, "csc", batch.device)
         for etype, relation in zip(g.canonical_etypes, batch.index.relations, strict=True)
     }
-    key = new_key()
-    # Types without edges have nothing to sample.
-    ends = {ntype for src, _, dst in views for ntype in (src, dst)}
-    seeds = {ntype: ids for ntype, ids in batch.seeds.items() if ntype in ends}
     try:
-        future = sample_hops_async(views, seeds, hops, key, replace=replace, weights=weights)
+        future = sample_hops_async(
+            views, batch.seeds, hops, new_key(), replace=replace, weights=weights
+        )
     except InvalidInputError as error:
         raise as_dgl_error(error) from error
     return batch, SampleFuture(partial(batch.wait, future))
 
 
+@dataclass(frozen=True)
 class _Batch:
-    """The seeds of a mini-batch and the graph to sample.
+    """The seeds of a mini-batch by node type, and the graph to sample in memory of ``device``,
+    or in host memory that it reads."""
 
-    ``index`` (Index): on the device, or in host memory that it reads.  ``seeds``: by node type.
-    """
-
-    def __init__(
-        self,
-        g: DGLGraph,
-        index: TensorIndex,
-        device: torch.device,
-        seeds: dict[str, torch.Tensor],
-        nodes: Nodes,
-    ) -> None:
-        self.g, self.index, self.device, self.seeds = g, index, device, seeds
-        self._nodes, self._types = nodes, block_types(g.ntypes, g.canonical_etypes)
+    g: DGLGraph
+    index: TensorIndex
+    device: torch.device
+    seeds: dict[str, torch.Tensor]
+    nodes: Nodes
 
     @classmethod
     def of(cls, g: DGLGraph, nodes: Any) -> _Batch | None:
@@ -312,7 +305,8 @@ class _Batch:
 
     def blank(self) -> BlankBlock:
         """A block to be filled."""
-        return self._types.blank(self.index.idtype, self.device, self.g)
+        types = block_types(self.g.ntypes, self.g.canonical_etypes)
+        return types.blank(self.index.idtype, self.device, self.g)
 
     def wait(self, future: SampleFuture[list[EtypeBlock]]) -> list[EtypeBlock] | None:
         """The sampled hops; None if DGL has to sample them."""
@@ -329,15 +323,12 @@ class _Batch:
         """Input nodes, output nodes and blocks of sampled hops."""
         g = self.g
         blanks = blanks or [self.blank() for _ in hops]
-        filled = [
-            _filled(blank, hop, self._types, g.ntypes, g.canonical_etypes, self.seeds)
-            for blank, hop in zip(blanks, hops, strict=True)
-        ]
+        filled = tensor_blocks(hops, g.ntypes, g.canonical_etypes, self.seeds, blanks)
         if len(g.ntypes) == 1:
             (inputs,) = hops[0].src_nodes.values()
         else:
             inputs = filled[0].srcdata[NID]
-        return inputs, self._nodes, filled
+        return inputs, self.nodes, filled
 
     def weights(self, prob: str | None) -> dict[CanonicalEtype, RowView] | None:
         """Weights by edge type, without types that have none; None if they are not supported."""
@@ -348,7 +339,7 @@ class _Batch:
             if prob in frame:
                 column = frame[prob]
                 here = column.device == self.device or column.is_pinned()
-                if not here or column.dtype not in _WEIGHTS or column.dim() != 1:
+                if not here or column.dtype not in WEIGHT_DTYPES or column.dim() != 1:
                     return None
                 weights[etype] = scalars_view(column.detach(), self.device)
         return weights

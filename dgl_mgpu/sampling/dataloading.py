@@ -52,7 +52,7 @@ _start_lock = freed_at_fork(threading.RLock())
 
 
 def serve_dataloading() -> None:
-    """Replace three methods of a DGL whose import was not mended; the registry replaces them else.
+    """Replace three methods of DGL's, unless the import hook has already done so.
 
     Calling it again does nothing.
     """
@@ -104,9 +104,8 @@ def batches_into_slots(loader: Any, slots: BatchSlots) -> Iterator:
     """A pass over a loader that puts mini-batches into slots where it can.
 
     It can for DGL's neighbour samplers over a graph of this package, in this process, and for a
-    loader that does not override ``__iter__``.
-
-    Returns of what :meth:`BatchSlots.put` returns, and where that is None of what the loader gives.
+    loader that does not override ``__iter__``.  Yields what :meth:`BatchSlots.put` returns, or what
+    the loader gives where that is None.
     """
     dgls = getattr(type(loader).__iter__, "dgls", None)
     return iter(loader) if dgls is None else _iterate(loader, dgls, slots)

@@ -31,9 +31,8 @@ class Variates:
     """One random number a node, the same in all calls with the same seeds.
 
     With two seeds they move smoothly from those of the first to those of the second: normal
-    variates are added with weights whose squares sum to 1, and mapped back to [0, 1).
-
-    ``seeds``: one or two.  ``second``: between 0 and 1, how far they have moved.
+    variates are added with weights whose squares sum to 1, and mapped back to [0, 1).  ``second``
+    says how far they have moved, from 0 to 1.
     """
 
     def __init__(self, seeds: Sequence[int], second: float) -> None:
@@ -48,8 +47,8 @@ class Variates:
         angle = self._second * math.pi / 2
         tiny = 2.0**-53
         normal = [
-            torch.special.ndtri(each.clamp(min=tiny))
-            for each in (first, self._uniform(nodes, self._keys[-1]))
+            torch.special.ndtri(uniform.clamp(min=tiny))
+            for uniform in (first, self._uniform(nodes, self._keys[-1]))
         ]
         moved = math.cos(angle) * normal[0] + math.sin(angle) * normal[1]
         return torch.special.ndtr(moved).clamp(max=1 - tiny)
@@ -60,11 +59,10 @@ class Variates:
 
 
 class Picked(NamedTuple):
-    """Which edges were picked.
+    """Which edges were picked: their places, int64, ascending, and their importances.
 
-    ``places`` (int64, shape (picked,)): ascending.  ``importances`` (float32 or the weights' dtype,
-    shape (picked,), or None): weights with which the mean over a seed's edges is that of all its
-    edges, in expectation.
+    With importances, float32 or in the weights' dtype, as weights, the mean over a seed's picked
+    edges is that over all of its edges, in expectation.
     """
 
     places: torch.Tensor
@@ -74,8 +72,8 @@ class Picked(NamedTuple):
 def take_all(indptr: torch.Tensor, count: int, weights: torch.Tensor | None, steps: int) -> Picked:
     """Take all edges of seeds, as with a fanout that none of them reaches.
 
-    ``count``: edges that there are.  ``indptr``, ``weights``, ``steps``: as for :func:`pick_labor`.
-    Edges of weight 0 are not taken.
+    There are ``count`` edges, and those of weight 0 are not taken; the rest is as for
+    :func:`pick_labor`.
     """
     if weights is not None:
         places = weights.nonzero()[:, 0]
@@ -94,11 +92,10 @@ def pick_labor(
 ) -> Picked:
     """Pick edges of seeds.
 
-    ``indptr`` (int64, shape (n + 1,)): seed ``i`` has the edges ``indptr[i]`` to ``indptr[i + 1]``.
-    ``neighbors``: int, shape (edges,).  ``fanout``: expected edges of a seed, at least 1.
-    ``variates`` (float64, shape (edges,)): the number ``r_t`` of each edge's neighbor.
-    ``weights``: float, shape (edges,).  ``steps``: of optimising the nodes' probabilities, for
-    fewer nodes; negative until they converge.
+    Seed ``i`` has the edges ``indptr[i]`` to ``indptr[i + 1]`` and ``fanout``, at least 1, of them
+    are expected.  For each edge there are its neighbor, float64 ``variates``, the number ``r_t`` of
+    the neighbor, and perhaps its weight.  ``steps`` optimise the nodes' probabilities, for fewer
+    nodes; if negative, until they converge.
     """
     degrees = indptr.diff()
     count = len(degrees)
@@ -111,10 +108,10 @@ def pick_labor(
     if weights is None and steps == 0:
         return Picked((variates < scale[row]).nonzero()[:, 0], None)
     chances = _Chances(row, degrees, neighbors, shares, weights is not None, fanout, sums, scale)
-    found = chances.optimise(steps)
-    places = (variates < found).nonzero()[:, 0]
+    chosen = chances.optimise(steps)
+    places = (variates < chosen).nonzero()[:, 0]
     dtype = torch.float32 if weights is None else weights.dtype
-    return Picked(places, _importances(shares[places] / found[places], indptr, places, dtype))
+    return Picked(places, _importances(shares[places] / chosen[places], indptr, places, dtype))
 
 
 def _importances(
@@ -165,12 +162,11 @@ class _Chances:
         hotness: torch.Tensor | None = None
         before = math.inf
         for step in range(_MOST_STEPS if steps < 0 else steps):
-            asked = self.scale[self.row]
+            wanted = self.scale[self.row]
             if self.weighted and step == 0:
-                asked = asked * self.shares
-            most = torch.zeros(self.num_nodes, dtype=asked.dtype, device=asked.device)
-            most.scatter_reduce_(0, self.node, asked, "amax")
-            hotness = most if hotness is None else hotness * most
+                wanted = wanted * self.shares
+            largest = wanted.new_zeros(self.num_nodes).scatter_reduce_(0, self.node, wanted, "amax")
+            hotness = largest if hotness is None else hotness * largest
             self._fit(hotness[self.node])
             expected = float(hotness.clamp(max=1).sum())
             if expected >= before * (1 - _TOLERANCE):
@@ -180,8 +176,8 @@ class _Chances:
         return self._probabilities(hotness[self.node])
 
     def _probabilities(self, relative: torch.Tensor) -> torch.Tensor:
-        found = (self.scale[self.row] * relative).clamp(max=1)
-        return torch.where(self.shares > 0, found, 0)
+        chances = (self.scale[self.row] * relative).clamp(max=1)
+        return torch.where(self.shares > 0, chances, 0)
 
     def _fit(self, relative: torch.Tensor) -> None:
         """Scale probabilities in each row so that its estimate has the variance of sampling."""

@@ -29,10 +29,7 @@ if TYPE_CHECKING:
 
 
 class FrameKey(NamedTuple):
-    """The frame of a block: its side and its node or edge type.
-
-    ``side``: 'src', 'dst' or 'edge'.  ``type``: of the nodes or the edges.
-    """
+    """The frame of a block: its side, 'src', 'dst' or 'edge', and its node or edge type."""
 
     side: str
     type: Any
@@ -61,7 +58,7 @@ class BatchSlots(Protocol):
 class Batches:
     """The mini-batches of one pass over a DataLoader: the source of a :class:`Prefetcher`.
 
-    ``iterate``: DGL's ``DataLoader.__iter__``.  ``slots``: where to load them.
+    ``iterate`` is DGL's ``DataLoader.__iter__``; batches go into ``slots`` where these take them.
     """
 
     def __init__(
@@ -84,7 +81,7 @@ class Batches:
             self._seeds = self._rest.dataloader_it
         # Torch's iterator has drawn it, as it does for all loaders.
         self._draws = BatchDraws(loader.device, self._rest.dataloader_it._base_seed)
-        self._left: set[int] = set()
+        self._seen: set[int] = set()
         #: A store's tables that batches were made of, with their versions then.
         self._tables: dict[VersionedTable, int] = {}
         prob = weight_of(loader.graph_sampler)
@@ -202,7 +199,7 @@ class Batches:
         # The first is sampled, and the second has the features.
         graphs = [self._collate.g, loader.graph]
         parts = [
-            (g._graph, *(each._columns for each in (*g._node_frames, *g._edge_frames)))
+            (g._graph, *(frame._columns for frame in (*g._node_frames, *g._edge_frames)))
             for g in map(_scripts, graphs[graphs[0] is graphs[1] :])
             if isinstance(g, DGLGraph)
         ]
@@ -213,10 +210,10 @@ class Batches:
 
     def new_shared_state(self) -> list[torch.Tensor] | None:
         """Formats of the graph that sampling or the script has added."""
-        tensors = list(_kept_tensors(self._collate.g))
-        left = [each for each in tensors if id(each) not in self._left]
-        self._left = {id(each) for each in tensors}
-        return left or None
+        tensors = list(_structure_tensors(self._collate.g))
+        added = [tensor for tensor in tensors if id(tensor) not in self._seen]
+        self._seen = {id(tensor) for tensor in tensors}
+        return added or None
 
     def hand_over(self, *made: object) -> None:
         """Let the current stream use batches, seeds and tensors."""
@@ -225,10 +222,10 @@ class Batches:
         tensors: list[torch.Tensor] = []
         recursive_apply(made, _collect, tensors)
         # Many tensors of a batch share one allocation; recording it once is enough.
-        memory = {each.untyped_storage()._cdata: each for each in tensors if each.is_cuda}
+        memory = {tensor.untyped_storage()._cdata: tensor for tensor in tensors if tensor.is_cuda}
         stream = torch.cuda.current_stream(self._loader.device)
-        for each in memory.values():
-            each.record_stream(stream)
+        for tensor in memory.values():
+            tensor.record_stream(stream)
 
 
 def other_storages(loader: Any) -> Mapping[str, Any]:
@@ -265,13 +262,13 @@ def _collect(made: Any, tensors: list[torch.Tensor]) -> None:
                 if isinstance(column, LazyFeature):
                     continue
                 # Do not gather rows that are gathered lazily.
-                picks = column.index
-                if picks is not None:
-                    tensors += picks._indices if isinstance(picks, _LazyIndex) else [picks]
+                index = column.index
+                if index is not None:
+                    tensors += index._indices if isinstance(index, _LazyIndex) else [index]
                 tensors.append(column.storage)
 
 
-def _kept_tensors(g: Any) -> Iterable[torch.Tensor]:
+def _structure_tensors(g: Any) -> Iterable[torch.Tensor]:
     """The tensors and views of a graph's structure."""
     g = _scripts(g)
     if not isinstance(g, DGLGraph):
@@ -281,8 +278,8 @@ def _kept_tensors(g: Any) -> Iterable[torch.Tensor]:
 
     index = g._graph if isinstance(g._graph, TensorIndex) else pinned_tensors(g._graph)
     for relation in () if index is None else index.relations:
-        kept = relation.tensors()
+        parts = relation.tensors()
         for name in relation.created:
             for view in relation.kept_with(name).values():
-                kept += [view.tiers, view.pointers, view.position, *view.owner]
-        yield from (each for each in kept if isinstance(each, torch.Tensor))
+                parts += [view.tiers, view.pointers, view.position, *view.owner]
+        yield from (part for part in parts if isinstance(part, torch.Tensor))

@@ -50,13 +50,13 @@ def sample_neighbors(
 ) -> SubgraphIndex:
     """Sample edges of nodes: ``_CAPI_DGLSampleNeighbors``.
 
-    ``nodes``: by node type; null for none.  ``fanouts`` (int64): by edge type; -1 for all edges, of
-    a positive probability if there are any.  ``edge_dir``: "in" or "out".  ``probs`` (float or
-    mask, shape (num_edges,)): by edge type; null for equal ones.  A node whose edges all have 0
-    gets none.  ``excluded``: edge ids by edge type, which are left out of the sample, as DGL does
-    it on the CPU and on GPUs: a seed then has fewer edges.  Empty for none.  Returns all nodes, and
-    the sampled edges, one seed's after the other's.  Raises InvalidInputError, IdOutOfRangeError,
-    InvalidWeightError.
+    Nodes are by node type, the rest by edge type, null for none.  Fanout -1 takes all edges, of a
+    positive probability if there are any.  ``probs`` are float or a mask, shape (num_edges,); a
+    node whose edges all have 0 gets none.  ``excluded`` edge ids are left out of the sample, as DGL
+    does it on the CPU and on GPUs: a seed then has fewer edges.
+
+    Returns all nodes, and the sampled edges, one seed's after the other's.  Raises
+    InvalidInputError, IdOutOfRangeError or InvalidWeightError.
     """
     index, where = placed(graph, nodes)
     key = new_key()
@@ -88,21 +88,21 @@ def sample_neighbors_fused(
 ) -> tuple[TensorIndex, list[torch.Tensor], list[torch.Tensor]]:
     """Sample edges of nodes into a block: ``_CAPI_DGLSampleNeighborsFused``.
 
-    DGL's Python asks for it for graphs and nodes on the CPU alone.
-
-    ``mapping``: scratch memory of DGL's, left as it is.  Returns Index, list of Tensor, list of
-    Tensor: the block, its source nodes by type and the ids of its edges.
+    DGL's Python asks for it for graphs and nodes on the CPU alone.  ``mapping`` is scratch memory
+    of DGL's, left as it is.  Returns the block, its source nodes by type and the ids of its edges.
     """
     from dgl_mgpu.graph.blocks import to_block
 
     frontier = sample_neighbors(graph, nodes, fanouts, edge_dir, probs, excluded, replace)
     idtype, where = frontier.graph.idtype, frontier.graph.device
     targets = [
-        torch.empty(0, dtype=idtype, device=where) if is_null(each) else as_tensor(each)
-        for each in nodes
+        torch.empty(0, dtype=idtype, device=where) if is_null(ids) else as_tensor(ids)
+        for ids in nodes
     ]
-    block, sources, kept = to_block(frontier.graph, targets, True, [])
-    eids = [ids[places.long()] for ids, places in zip(frontier.induced_edges, kept, strict=True)]
+    block, sources, edge_places = to_block(frontier.graph, targets, True, [])
+    eids = [
+        ids[places.long()] for ids, places in zip(frontier.induced_edges, edge_places, strict=True)
+    ]
     return block, sources, eids
 
 
@@ -120,13 +120,14 @@ def sample_labors(
 ) -> list[Any]:
     """Layer-neighbour sampling: ``_CAPI_DGLSampleLabors``; see `dgl_mgpu.sampling.labor`.
 
-    ``nodes``, ``fanouts``, ``edge_dir``, ``probs``, ``excluded``: as in :func:`sample_neighbors`;
-    fanouts are expectations.  ``importance_sampling``: optimisation steps; negative until
-    convergence.  ``random_seed`` (int64, shape (1,) or (2,)): equal seeds give a node equal
-    variates in every call.  ``seed2_contribution``: how far variates have moved from the first
-    seed's to the second's.  ``node_ids``: by node type, ids by which variates are drawn; null for
-    the nodes' own.  Returns the subgraph, then for each edge type weights of the sampled edges, or
-    an empty tensor where all are equal.
+    As :func:`sample_neighbors`, with expectations as fanouts.  ``importance_sampling`` counts
+    optimisation steps, negative until convergence.  Equal ``random_seed``, int64, shape (1,) or
+    (2,), give a node equal variates in every call; ``seed2_contribution`` says how far these have
+    moved from the first seed's to the second's.  They are drawn by ``node_ids``, by node type, null
+    for the nodes' own.
+
+    Returns the subgraph, then for each edge type weights of the sampled edges, or an empty tensor
+    where all are equal.
     """
     index, where = placed(graph, nodes)
     variates = Variates(as_tensor(random_seed).tolist(), seed2_contribution)
@@ -178,9 +179,9 @@ def global_uniform_negative_sampling(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Draw pairs of nodes that are no edges: ``_CAPI_DGLGlobalUniformNegativeSampling``.
 
-    ``count``: pairs to draw at most.  ``redundancy``: DGL draws ``count * (1 + redundancy)``
-    candidates, ``trials`` times where they are edges. Here each pair has candidates of its own, and
-    may need more than the average pair.  Returns ``sources``, ``destinations`` (shape (n,)).
+    Draws ``count`` pairs at most.  DGL draws ``count * (1 + redundancy)`` candidates, ``trials``
+    times where they are edges.  Here each pair has candidates of its own, and may need more than
+    the average pair.
     """
     index, where = placed(graph, [])
     sources, destinations = negative_edges(
@@ -199,10 +200,10 @@ def select_pinsage_neighbors(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Select the most visited nodes of each seed: ``_CAPI_DGLSamplingSelectPinSageNeighbors``.
 
-    ``sources`` (int32 or int64, shape (n * each,)): nodes visited from each of n seeds; -1 for
-    none.  ``targets`` (same shape): the seeds.  ``each``: visits of a seed.  ``count``: nodes to
-    select at most.  Returns ``sources``, ``targets``, ``counts`` (shape (m,)): a seed's most
-    visited nodes first, of equally visited ones that of the higher id, as in DGL.
+    ``sources``, int32 or int64, shape (n * each,), are the nodes visited from each of n seeds, -1
+    for none, and ``targets`` the seeds, as often.  Returns at most ``count`` sources, targets and
+    numbers of visits a seed, the most visited first; of equally visited nodes that of the higher
+    id, as in DGL.
     """
     visited = as_tensor(sources).reshape(-1, each).sort(dim=1, descending=True).values
     seeds = as_tensor(targets).reshape(-1, each)[:, 0]

@@ -47,10 +47,10 @@ def sample_neighbors_etype(
 ) -> SubgraphIndex:
     """Sample edges of each type in a graph that has them as one: ``_CAPI_DGLSampleNeighborsEType``.
 
-    ``etype_offset``: first edge id of each type; may end with the number of edges.  ``fanouts``
-    (int64): by type.  ``probs``: by type, each as long as the type has edges; or one null.
-    ``etype_sorted``: whether a node's edges are stored by type, which makes no difference here.
-    Returns a seed's edges are in the order of their types.
+    ``etype_offset`` has the first edge id of each type, and may end with the number of edges.
+    Fanouts and ``probs`` are by type, or ``probs`` is one null.  ``etype_sorted``, whether a node's
+    edges are stored by type, makes no difference here.  A seed's sampled edges are in the order of
+    their types.
     """
     index, where = placed(graph, [nodes])
     key = new_key()
@@ -125,9 +125,9 @@ def sample_neighbors_biased(
 ) -> SubgraphIndex:
     """Sample edges by the tag of their other end: ``_CAPI_DGLSampleNeighborsBiased``.
 
-    ``bias`` (float, shape (tags,)): probability of an edge by its tag, of any sum.  ``tag_offset``
-    (int, shape (num_nodes, tags + 1)): where among a node's edges, which are sorted by tag, those
-    of each tag begin.
+    ``bias``, float, shape (tags,), has the probability of an edge by its tag, of any sum;
+    ``tag_offset``, int, shape (num_nodes, tags + 1), where among a node's edges, which are sorted
+    by tag, those of each tag begin.
     """
     index, where = placed(graph, [nodes])
     key = new_key()
@@ -160,9 +160,9 @@ def sample_neighbors_topk(
 ) -> SubgraphIndex:
     """Select the edges of the largest, or smallest, weights: ``_CAPI_DGLSampleNeighborsTopk``.
 
-    ``counts`` (int64): edges of each node, by edge type; -1 for all.  ``weights`` (shape
-    (num_edges,)): by edge type.  Returns a seed's edges are in the order of their weights, equal
-    ones as they are stored.
+    ``counts`` has the edges of each node by edge type, -1 for all; ``weights`` are by edge type,
+    shape (num_edges,).  A seed's edges are in the order of their weights, equal ones as they are
+    stored.
     """
     index, where = placed(graph, nodes)
     samples: list[Sample | None] = []

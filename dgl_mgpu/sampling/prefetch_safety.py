@@ -25,10 +25,7 @@ _VALUES = frozenset({NoneType, bool, int, float, str, torch.device})
 
 
 class VersionedTable(Protocol):
-    """A table of a store, with a version.
-
-    ``version``: number of writes to rows so far.
-    """
+    """A table of a store; its version counts the writes to its rows."""
 
     version: int
 
@@ -78,9 +75,9 @@ class DependencySnapshot:
         if kind in _VALUES:
             return thing
         if kind is list or kind is tuple:
-            return [self._key_of(each) for each in thing]
+            return [self._key_of(item) for item in thing]
         if kind is dict:
-            return [(name, self._key_of(each)) for name, each in thing.items()]
+            return [(name, self._key_of(value)) for name, value in thing.items()]
         if isinstance(thing, BaseTensorStorage):
             return self._key_of([thing.storage, getattr(thing, "index", None)])
         self._held.append(thing)

@@ -28,10 +28,7 @@ class Source(Protocol[BatchOut]):
     """Makes mini-batches, in order."""
 
     def seeds(self) -> Any:
-        """The seeds of the next batch.
-
-        Raises StopIteration after the last.
-        """
+        """The seeds of the next batch; raises StopIteration after the last."""
 
     def start(self, number: int, seeds: Any) -> Any:
         """A future of the samples of batch ``number``; None if nothing can start now."""
@@ -54,16 +51,12 @@ class Source(Protocol[BatchOut]):
 
 @dataclass
 class _Entry(Generic[Batch]):
-    """A batch to hand out, or the error of making it; neither if it is made on demand.
-
-    ``future``: its samples in flight.  ``event``: on the side stream, if the batch or its seeds
-    were made there.
-    """
+    """A batch to hand out, or the error of making it; neither if it is made on demand."""
 
     number: int
     seeds: Any
-    future: Any = None
-    event: Event | None = None
+    future: Any = None  # its samples in flight
+    event: Event | None = None  # on the side stream, if the batch or its seeds were made there
     batch: Batch | None = None
     error: Exception | None = None
 
@@ -76,8 +69,6 @@ class PrefetchTuner:
     it tries both modes for a few batches and keeps to the faster one, for twice as long each time
     up to a limit, before it tries the other again.  While the GPU mostly has work left it tries
     nothing, because only the steps in which the host happened to be late would be compared.
-
-    ``is_on_demand``: whether batches are to be made on demand.
     """
 
     def __init__(self) -> None:
@@ -146,8 +137,8 @@ class Prefetcher(Iterator[Batch]):
     and prefetching ends; likewise if memory runs out.  What making a batch raises is raised when
     that batch is due.
 
-    ``side_stream``: without one, batches are made on demand.  ``depth``: batches to prefetch.
-    ``tuner``: of earlier passes over the same loader.
+    Without a ``side_stream``, batches are made on demand.  ``depth`` batches are prefetched, and
+    ``tuner`` is that of earlier passes over the same loader.
     """
 
     def __init__(
@@ -309,7 +300,7 @@ class Prefetcher(Iterator[Batch]):
 
     def __del__(self) -> None:
         # Memory that the side stream still reads may be freed and reused next.
-        events = [each.event for each in (self._started, *self._queue) if each is not None]
+        events = [entry.event for entry in (self._started, *self._queue) if entry is not None]
         for event in events:
             if event is not None:
                 event.synchronize()

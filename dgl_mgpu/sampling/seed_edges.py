@@ -13,7 +13,7 @@ from dgl.heterograph_index import HeteroGraphIndex
 
 from dgl_mgpu.errors import InvalidInputError, InvalidWeightError
 from dgl_mgpu.graph import random
-from dgl_mgpu.graph.dispatch import as_tensor, is_null
+from dgl_mgpu.graph.dispatch import TensorBacked, as_tensor, is_null
 from dgl_mgpu.graph.index import SubgraphIndex, TensorIndex
 from dgl_mgpu.graph.pinning.pinned_graphs import pinned_tensors
 from dgl_mgpu.graph.pinning.pinning import gather_pinned_tensor_rows
@@ -21,12 +21,12 @@ from dgl_mgpu.graph.relation import Compressed, Coo, Relation
 from dgl_mgpu.ops import SampledNeighbors, SampleKey
 from dgl_mgpu.ops import sample_neighbors as sample_edges
 from dgl_mgpu.ops.view import GraphView
-from dgl_mgpu.sampling.filter import IdFilter
 from dgl_mgpu.sampling.views import compressed_view, scalars_view
 
 #: What errors say was asked for.
 ASKED = "sample neighbors"
-_WEIGHTS = torch.float32, torch.float64, torch.bool, torch.uint8
+#: Of weights that operators take.
+WEIGHT_DTYPES = torch.float32, torch.float64, torch.bool, torch.uint8
 
 
 def new_key() -> SampleKey:
@@ -38,8 +38,7 @@ def new_key() -> SampleKey:
 def placed(graph: HeteroGraphIndex, arrays: Iterable[Any]) -> tuple[TensorIndex, torch.device]:
     """A call's graph as tensors, and the device on which its arguments have it work.
 
-    Raises InvalidInputError if the graph is on the CPU, nodes are on a GPU and the graph is not
-    pinned.
+    Raises InvalidInputError if nodes are on a GPU, and the graph is on the CPU and not pinned.
     """
     if isinstance(graph, TensorIndex):
         return graph, graph.device
@@ -83,7 +82,7 @@ def as_weights(prob: Any) -> torch.Tensor | None:
     if is_null(prob):
         return None
     weights = as_tensor(prob).reshape(-1)
-    if weights.dtype in _WEIGHTS:
+    if weights.dtype in WEIGHT_DTYPES:
         return weights
     return weights.view(torch.uint8) if weights.dtype == torch.int8 else weights.float()
 
@@ -114,6 +113,35 @@ def keep(edges: SampledNeighbors, places: torch.Tensor) -> SampledNeighbors:
     return SampledNeighbors(
         torch.searchsorted(places, edges.indptr), edges.neighbors[places], edges.eids[places]
     )
+
+
+class IdFilter(TensorBacked):
+    """A set of ids, int32 or int64, shape (n,): what is behind ``dgl.utils.Filter``."""
+
+    def __init__(self, ids: torch.Tensor) -> None:
+        self._ids = ids.sort().values
+
+    def holds(self, test: torch.Tensor) -> torch.Tensor:
+        """Whether each id is in the set, bool, shape (m,)."""
+        if not len(self._ids):
+            return torch.zeros_like(test, dtype=torch.bool)
+        place = torch.searchsorted(self._ids, test.to(self._ids.dtype))
+        return self._ids[place.clamp_(max=len(self._ids) - 1)] == test
+
+
+def create_from_set(ids: torch.Tensor) -> IdFilter:
+    """A filter of ids, int32 or int64, shape (n,): ``_CAPI_DGLFilterCreateFromSet``."""
+    return IdFilter(ids)
+
+
+def find_included(ids: IdFilter, test: torch.Tensor) -> torch.Tensor:
+    """Places in ``test`` of ids in the set, ascending: ``_CAPI_DGLFilterFindIncludedIndices``."""
+    return ids.holds(test).nonzero()[:, 0].to(test.dtype)
+
+
+def find_excluded(ids: IdFilter, test: torch.Tensor) -> torch.Tensor:
+    """Places in ``test`` of other ids, ascending: ``_CAPI_DGLFilterFindExcludedIndices``."""
+    return ids.holds(test).logical_not_().nonzero()[:, 0].to(test.dtype)
 
 
 def staying(edges: SampledNeighbors, excluded: Any) -> torch.Tensor:

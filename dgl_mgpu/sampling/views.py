@@ -18,9 +18,7 @@ _ALIGNMENT = 16
 def edges_view(relation: Relation, name: str, device: torch.device) -> GraphView:
     """A relation's edges by destination ("csc") or by source ("csr") for operators of a device.
 
-    Kept with the relation.
-
-    ``relation``: on ``device``, or in memory of the host that is pinned.
+    Kept with the relation, which is on ``device`` or in pinned memory of the host.
     """
     views = relation.kept_with(name)
     view = views.get(device)
@@ -47,10 +45,10 @@ def compressed_view(
     indptr = _aligned(matrix.indptr.to(device, torch.int64), device)
     indices = _aligned(matrix.indices, device)
     eids = None if matrix.eids is None else _aligned(matrix.eids, device)
-    kept = [
-        each if each.device == device else pin_memory_inplace(each)
-        for each in (indptr, indices, eids)
-        if each is not None
+    owner = [
+        array if array.device == device else pin_memory_inplace(array)
+        for array in (indptr, indices, eids)
+        if array is not None
     ]
     addresses = [indptr.data_ptr(), indices.data_ptr(), 0 if eids is None else eids.data_ptr()]
     return GraphView(
@@ -61,7 +59,7 @@ def compressed_view(
         num_edges=indices.numel(),
         idtype=indices.dtype,
         position=torch.empty(0, dtype=torch.int64, device=device),
-        owner=kept,
+        owner=owner,
         host_share=float(indices.device != device),
     )
 
@@ -74,10 +72,7 @@ def _aligned(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def scalars_view(values: torch.Tensor, device: torch.device) -> RowView:
-    """A vector in the memory of ``device``, or pinned, as rows of scalars.
-
-    Raises PinningError if it is in neither.
-    """
+    """A vector in the memory of ``device``, or pinned, as rows of scalars; else PinningError."""
     if values.device != device:
         return host_view(values, device)
     values = _aligned(values, device)

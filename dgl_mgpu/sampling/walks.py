@@ -45,13 +45,13 @@ Walks = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 def random_walk(graph: HeteroGraphIndex, nodes: Any, metapath: Any, probs: Sequence[Any]) -> Walks:
     """Walk along a metapath: ``_CAPI_DGLSamplingRandomWalk``.
 
-    ``nodes`` (int32 or int64, shape (n,)): starts, of the type at which the metapath begins.
-    ``metapath`` (int, shape (length,)): edge types.  ``probs`` (float, shape (num_edges,)):
-    probabilities by edge type, of any sums; null for equal ones.  Returns ``traces`` (the graph's
-    idtype, shape (n, length + 1)): -1 after the end of a walk, at a node without edges of positive
-    probability.  Returns ``edges`` (the graph's idtype, shape (n, length)): ids of the edges taken;
-    -1 for none.  Returns ``types`` (the graph's idtype, shape (length + 1,)): node types; on the
-    CPU, as in DGL.  Raises InvalidInputError, IdOutOfRangeError, InvalidWeightError.
+    ``metapath`` has edge types, and ``nodes`` are of the type at which it begins.  ``probs``, by
+    edge type, shape (num_edges,), may have any sum; null for equal ones.
+
+    Returns in the graph's idtype: the nodes visited, shape (n, length + 1), -1 after the end of a
+    walk, at a node without edges of positive probability; the ids of the edges taken, shape (n,
+    length), -1 for none; the node types, shape (length + 1,), on the CPU, as in DGL.  Raises
+    InvalidInputError, IdOutOfRangeError or InvalidWeightError.
     """
     return _walk(graph, nodes, metapath, probs, None)
 
@@ -264,10 +264,8 @@ def walk_by_steps(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Walk from each start, each step along an edge that is chosen by its weight.
 
-    ``steps``: the edges to step along, for each step.  ``starts``: int64, shape (n,).  ``restart``:
-    probability to end a walk before each step.  Returns ``traces`` (int64, shape (n, len(steps) +
-    1)).  Returns ``edges`` (int64, shape (n, len(steps))): as :func:`random_walk` returns them.
-    Raises InvalidWeightError.
+    For each step there are the edges to step along and the probability to end a walk before it.
+    Returns nodes and edges as :func:`random_walk`, int64.  Raises InvalidWeightError.
     """
     where = starts.device
     numbers = occurrences(starts)
@@ -293,9 +291,8 @@ def pack_traces(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Walks one after the other, without what follows their ends: ``_CAPI_DGLSamplingPackTraces``.
 
-    ``traces`` (int32 or int64, shape (n, length)): -1 after the end of a walk.  ``types``: same
-    dtype, shape (length,).  Returns ``nodes``, ``types`` (shape (m,)).  Returns ``lengths``,
-    ``offsets`` (shape (n,)).
+    ``traces``, shape (n, length), have -1 after the end of a walk, and ``types`` the shape
+    (length,).  Returns nodes and their types, shape (m,), and the walks' lengths and offsets there.
     """
     traces, types = as_tensor(traces), as_tensor(types)
     types = types.to(traces.device)
@@ -317,12 +314,8 @@ def node2vec(
     """Walks that know where they came from: ``_CAPI_DGLSamplingNode2vec``.
 
     A step goes back with a weight of ``1 / p``, to a node that has an edge to the one before with
-    1, and to others with ``1 / q``; times the probability of the edge, if there are any.
-
-    ``nodes``: int32 or int64, shape (n,).  ``p``, ``q``: above 0.  ``length``: steps.  ``prob``
-    (float, shape (num_edges,)): null for equal ones.  Returns ``traces`` (the graph's idtype, shape
-    (n, length + 1)).  Returns ``edges`` (the graph's idtype, shape (n, length)): as in
-    :func:`random_walk`.  Raises InvalidInputError, IdOutOfRangeError, InvalidWeightError.
+    1, and to others with ``1 / q``; times the probability of the edge, if there are any.  Returns
+    nodes and edges as :func:`random_walk`, and raises the same errors.
 
     Where the walks' next edges are few, one is chosen from the list of them; else edges are
     proposed by their probabilities and accepted by how the walk goes on, until few are left.

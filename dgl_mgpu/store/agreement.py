@@ -34,15 +34,11 @@ _SAME_DATA = "pass the same on every rank, or None on all but the machine's firs
 
 @dataclass(frozen=True)
 class StoreInput:
-    """A graph or data set that a rank passes for a store.
+    """A graph or data set that a rank passes for a store."""
 
-    ``read``: returns it as tables.  ``facts``: returns what can be compared without reading the
-    edges.  ``edges``: returns checksums of the edges in their order; reads all of them.
-    """
-
-    read: Callable[[], Content]
-    facts: Callable[[], Facts]
-    edges: Callable[[], Facts]
+    read: Callable[[], Content]  # as tables
+    facts: Callable[[], Facts]  # what can be compared without reading the edges
+    edges: Callable[[], Facts]  # checksums of all edges in their order
 
     @classmethod
     def of_graph(cls, g: DGLGraph, seeds: Nodes | None) -> StoreInput:
@@ -67,9 +63,9 @@ def require_agreement(
 ) -> None:
     """Check that all ranks of a machine ask for the same store.  Collective.
 
-    Raises InvalidInputError on all ranks, if the first passes no data, or another other data or
-    embeddings.  Raises ConfigError on all ranks, if their options differ.  Raises RankFailedError
-    on the other ranks, if one passes what no store takes.
+    All ranks raise InvalidInputError if the first passes no data, or another other data or
+    embeddings, and ConfigError if their options differ.  If one passes what no store takes, the
+    others raise RankFailedError.
     """
 
     def described() -> tuple[Facts, Facts | None, Facts | None]:
@@ -147,10 +143,10 @@ def _facts_of(data: Content) -> Facts:
     facts = {f"nodes of type '{ntype}'": f"{n:,}" for ntype, n in data.schema.num_nodes.items()}
     for name, source in data.sources.items():
         if isinstance(source, TopologySource):
-            facts[f"edges of {name}"] = f"{len(source.indices):,} with ids of {source.idtype}"
+            facts[f"edges of {name}"] = f"{source.num_edges:,} with ids of {source.idtype}"
         else:
-            rows = source.rows
-            facts[f"rows of {name}"] = f"{source.source_dtype} of shape {tuple(rows.shape)}"
+            shape = tuple(source.rows.shape)
+            facts[f"rows of {name}"] = f"{source.source_dtype} of shape {shape}"
     return facts
 
 

@@ -22,9 +22,7 @@ class BatchKeys:
     seeds first when it relabels).
 
     :meth:`StoreGraph.set_epoch` sets the epoch; otherwise passes over a store's DataLoaders are
-    counted.
-
-    ``seed``: in [0, 2**64).
+    counted.  Seeds are in [0, 2**64).
     """
 
     def __init__(self, seed: int) -> None:

@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -52,31 +52,21 @@ _WINDOW_SECONDS, _MOST_CALLS = 4e-3, 16
 FOUND = TuningCache("multiprocessors.json", 1, int)
 
 
-class Meter(Protocol):
-    """What a rank measures with.  Tests put one in its place that needs no GPU.
+class CudaMeter:
+    """Times calls by events on the current stream of a CUDA device.
 
-    ``machine``: all of GPU and driver that times depend on.  ``num_sms``: multiprocessors of the
-    GPU.
+    ``machine`` names all of GPU and driver that times depend on.
     """
 
-    machine: str
-    num_sms: int
-
-    def seconds(self, call: Callable[[], object]) -> float:
-        """Time that a call takes on the GPU, the mean of some."""
-
-
-class CudaMeter:
-    """Times calls by events on the current stream of a CUDA device."""
-
-    def __init__(self, where: torch.device) -> None:
-        self.num_sms = device.driver.num_sms(where)
+    def __init__(self, gpu: torch.device) -> None:
+        self.num_sms = device.driver.num_sms(gpu)
         version = device.cupy().cuda.runtime.driverGetVersion()
         self.machine = (
-            f"{torch.cuda.get_device_name(where)}, CUDA {torch.version.cuda} on driver {version}"
+            f"{torch.cuda.get_device_name(gpu)}, CUDA {torch.version.cuda} on driver {version}"
         )
 
     def seconds(self, call: Callable[[], object]) -> float:
+        """Time that a call takes on the GPU, the mean of some."""
         once = self._mean(call, 1)
         calls = min(_MOST_CALLS, int(_WINDOW_SECONDS / once))
         return once if calls < 2 else self._mean(call, calls)
@@ -93,23 +83,18 @@ class CudaMeter:
 
 @dataclass(frozen=True)
 class _Trial:
-    """An operation whose time depends on how many multiprocessors it has.
+    """An operation whose time depends on how many multiprocessors it has."""
 
-    ``name``: what the answer depends on beside the machine.  ``slack``: as good as the shortest
-    time is one that is so many times as long.  ``prepare``: returns the operation, which takes the
-    number of multiprocessors.
-    """
-
-    name: str
-    slack: float
-    prepare: Callable[[], Callable[[int], object]]
+    name: str  # what the answer depends on beside the machine
+    slack: float  # a time that is so many times the shortest one is as good
+    prepare: Callable[[], Callable[[int], object]]  # returns the operation, which takes that number
 
 
 def calibrate(
     store: Store,
     options: StoreOptions,
     ranks: Communicator,
-    meter: Meter | None = None,
+    meter: CudaMeter | None = None,
     *,
     cached: bool = True,
 ) -> None:
@@ -122,12 +107,11 @@ def calibrate(
     view has by default; so does topology between different node types, and any topology where
     ``options.fanouts`` take all neighbours.
 
-    Collective.  A store in shared memory is left as it is.
+    Collective.  A store in shared memory is left as it is.  The first rank's options count, and
+    with a number as ``options.sms`` nothing is measured.  With ``cached``, `FOUND` has what was
+    found before on such a machine, and keeps what is found.  ``meter`` is the GPU's own by default.
 
-    ``options``: the first rank's count.  With a number as ``options.sms``, nothing is measured.
-    ``ranks``: those that share the store.  ``meter``: by default the GPU's own clock.  ``cached``:
-    whether to use what was found before on such a machine, and to keep what is found (`FOUND`).
-    Raises DeviceMemoryError if a gather or a mini-batch does not fit beside the store.  Raises
+    Raises DeviceMemoryError if a gather or a mini-batch does not fit beside the store, and
     RankFailedError if another rank failed.
     """
     if store.gpu is None:
@@ -140,9 +124,7 @@ def calibrate(
     trials = {name: _trials(store, name, options, ranks.rank) for name in store.tables}
     if not any(trials.values()):
         return
-    clock = meter
-    if clock is None:
-        clock = ranks.run_all(_ACTION, lambda: CudaMeter(store.device))
+    clock = meter or ranks.run_all(_ACTION, lambda: CudaMeter(store.device))
     machine, num_sms = ranks.broadcast_from_rank0(_ACTION, lambda: (clock.machine, clock.num_sms))
     known = ranks.broadcast_from_rank0(_ACTION, lambda: FOUND.read() if cached else {})
     found: dict[str, int] = {}
@@ -166,7 +148,7 @@ def candidates(num_sms: int) -> list[int]:
     return sorted(halves | {3 * sms // 4 for sms in halves if sms > 1}, reverse=True)
 
 
-def _fewest(trial: _Trial, meter: Meter, num_sms: int, ranks: Communicator) -> int:
+def _fewest(trial: _Trial, meter: CudaMeter, num_sms: int, ranks: Communicator) -> int:
     """The fewest multiprocessors with which an operation is as good as with any; 0 for all."""
 
     def prepare() -> Callable[[int], object]:
@@ -302,13 +284,11 @@ def _batches(
 
 def _positions(reads: _Reads, count: int, draw: torch.Generator) -> torch.Tensor:
     """Positions of rows, as often as their tiers are read, int64."""
-    tensor = partial(torch.tensor, dtype=torch.float64, device=draw.device)
-    often = tensor([often for _, often in reads])
-    if not often.any():
-        often = tensor([tier.num_rows for tier, _ in reads])
-    tier = torch.multinomial(often, count, replacement=True, generator=draw)
-    start = tensor([tier.start for tier, _ in reads])[tier]
-    size = tensor([tier.num_rows for tier, _ in reads])[tier]
+    rows = [(often, tier.start, tier.num_rows) for tier, often in reads]
+    often, start, size = torch.tensor(rows, dtype=torch.float64, device=draw.device).T
+    weights = often if often.any() else size
+    tier = torch.multinomial(weights, count, replacement=True, generator=draw)
+    start, size = start[tier], size[tier]
     offset = torch.rand(count, generator=draw, dtype=torch.float64, device=draw.device) * size
     return (start + offset.floor()).long()
 

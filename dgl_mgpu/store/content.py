@@ -14,7 +14,7 @@ from dgl_mgpu.errors import InvalidInputError, nearest
 from dgl_mgpu.store.edges import ends_of
 from dgl_mgpu.store.embedding.tables import EmbeddingSpec, Specs, read_specs, with_embeddings
 from dgl_mgpu.store.memory import FeatureSource, TopologySource
-from dgl_mgpu.store.memory.tables import Source
+from dgl_mgpu.store.memory.format import Source
 from dgl_mgpu.store.table_names import (
     Nodes,
     edge_table,

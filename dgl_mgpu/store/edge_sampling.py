@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import dgl
 import torch
@@ -21,18 +22,14 @@ from dgl_mgpu.utils.types import CanonicalEtype
 _TRIES = 12
 
 
+@dataclass(frozen=True, eq=False)
 class EdgeSampler:
     """Makes subgraphs of a store's graph from edges, and draws negative edges for them."""
 
-    def __init__(
-        self,
-        structure: GraphStructure,
-        features: GraphFeatures,
-        edges: EdgeQueries,
-        batch_keys: BatchKeys,
-    ) -> None:
-        self._structure, self._features = structure, features
-        self._edges, self._batch_keys = edges, batch_keys
+    structure: GraphStructure
+    features: GraphFeatures
+    edges: EdgeQueries
+    batch_keys: BatchKeys
 
     def edge_subgraph(
         self,
@@ -68,7 +65,7 @@ class EdgeSampler:
         InvalidInputError, IdOutOfRangeError, UnsupportedByStoreError
             As :meth:`StoreGraph.find_edges`.
         """
-        structure = self._structure
+        structure = self.structure
         by_type = edges if isinstance(edges, Mapping) else {None: edges}
         by_etype = {structure.to_canonical_etype(etype): eids for etype, eids in by_type.items()}
         idtype, device, none = structure.idtype, structure.device, structure.no_ids()
@@ -78,14 +75,14 @@ class EdgeSampler:
             if etype in by_etype:
                 action = f"take edges of type {etype}"
                 count = structure.view(etype).num_edges
-                induced[etype] = self._edges.checked_ids(by_etype[etype], count, action, "edge")
-                ends[etype] = Ends(*self._edges.find_edges(induced[etype], etype))
-        self._batch_keys.start_edges({":".join(etype): induced[etype] for etype in by_etype})
+                induced[etype] = structure.checked_ids(by_etype[etype], count, action, "edge")
+                ends[etype] = Ends(*self.edges.find_edges(induced[etype], etype))
+        self.batch_keys.start_edges({":".join(etype): induced[etype] for etype in by_etype})
         num_nodes = structure.num_nodes_by_type
         graph = dgl.heterograph(ends, num_nodes, idtype=idtype, device=device)
         for etype, eids in induced.items():
             graph.edges[etype].data[EID] = eids
-        self._features.add_to_graph(graph)
+        self.features.add_to_graph(graph)
         if relabel_nodes:
             all_edges = {
                 etype: torch.arange(len(eids), dtype=idtype, device=device)
@@ -130,7 +127,7 @@ class EdgeSampler:
         ------
         InvalidInputError
         """
-        structure, number = self._structure, 0
+        structure, number = self.structure, 0
         if etype is not None:
             number = structure.canonical_etypes.index(structure.to_canonical_etype(etype))
         source, _, target = full = structure.canonical_etypes[number]
@@ -144,7 +141,7 @@ class EdgeSampler:
         drawn = negative_edges(
             view,
             num_samples,
-            self._batch_keys.negative_key(number),
+            self.batch_keys.negative_key(number),
             replace=replace,
             exclude_self_loops=exclude_self_loops and source == target,
             max_tries=math.ceil(_TRIES * (1.0 + redundancy)),
@@ -180,10 +177,10 @@ class EdgeSampler:
         ------
         InvalidInputError, IdOutOfRangeError
         """
-        full = self._structure.to_canonical_etype(etype)
-        view = self._structure.view(full)
+        full = self.structure.to_canonical_etype(etype)
+        view = self.structure.view(full)
         if key is None:
-            key = self._batch_keys.negative_key(self._structure.canonical_etypes.index(full))
+            key = self.batch_keys.negative_key(self.structure.canonical_etypes.index(full))
         is_of_one_type = full[0] == full[2]
         drawn = negative_destinations(view, sources, k, key, exclude_self_loops=is_of_one_type)
         next_node = ((sources + 1) % view.num_rows).to(drawn.dtype)

@@ -20,13 +20,13 @@ import numpy as np
 import torch
 from dgl.base import ALL, is_all
 
-from dgl_mgpu.errors import IdOutOfRangeError, InvalidInputError, UnsupportedByStoreError
+from dgl_mgpu.errors import InvalidInputError, UnsupportedByStoreError
 from dgl_mgpu.ops import gather_rows
 from dgl_mgpu.ops.view import FIRST, INDICES, INDPTR, PARTS, START, STOP, GraphView, RowView
 from dgl_mgpu.sampling.seed_edges import all_edges, edge_rows
-from dgl_mgpu.store.graph_structure import GraphStructure, mask_hint
+from dgl_mgpu.store.graph_structure import GraphStructure
 from dgl_mgpu.store.memory import Store, TopologySource
-from dgl_mgpu.store.memory.format import EdgeIds
+from dgl_mgpu.store.memory.format import EdgeIds, numpy_dtype
 from dgl_mgpu.store.table_names import ends_table
 from dgl_mgpu.utils.types import CanonicalEtype
 
@@ -38,7 +38,7 @@ _RUN = 16
 
 def ends_of(topology: TopologySource) -> np.ndarray:
     """Source and destination of each edge by its id, in the dtype of ids, shape (num_edges, 2)."""
-    dtype = np.int32 if topology.idtype == torch.int32 else np.int64
+    dtype = numpy_dtype(topology.idtype)
     ends = np.empty((topology.num_edges, 2), dtype)
     targets = np.repeat(np.arange(topology.num_rows, dtype=dtype), np.diff(topology.indptr))
     eids = slice(None) if topology.eids is None else topology.eids
@@ -47,10 +47,7 @@ def ends_of(topology: TopologySource) -> np.ndarray:
 
 
 class Ends(NamedTuple):
-    """Ends of edges.
-
-    ``sources``, ``destinations``: the graph's idtype, shape (n,).
-    """
+    """Ends of edges, both in the graph's idtype, shape (n,)."""
 
     sources: torch.Tensor
     destinations: torch.Tensor
@@ -90,7 +87,9 @@ class EdgeQueries:
         """
         full = self._structure.to_canonical_etype(etype)
         view = self._structure.view(full)
-        eids = self.checked_ids(eid, view.num_edges, f"find edges of type {full}", "edge")
+        eids = self._structure.checked_ids(
+            eid, view.num_edges, f"find edges of type {full}", "edge"
+        )
         table = self._store.tables.get(ends_table(full))
         if table is not None:
             assert isinstance(table.view, RowView)
@@ -138,7 +137,7 @@ class EdgeQueries:
         if is_all(v):
             ids = torch.arange(view.num_rows, device=self._structure.device)
         else:
-            ids = self.checked_ids(v, view.num_rows, action, "node")
+            ids = self._structure.checked_ids(v, view.num_rows, action, "node")
         if not len(ids):
             return ids.to(self._structure.idtype)
         bounds = _bounds(view, self._structure.edge_id_format(full))
@@ -175,8 +174,10 @@ class EdgeQueries:
         """
         full = self._structure.to_canonical_etype(etype)
         view, action = self._structure.view(full), f"look for edges of type {full}"
-        sources = self.checked_ids(u, view.num_cols, action, "source node", wait=True)
-        targets = self.checked_ids(v, view.num_rows, action, "destination node", wait=True)
+        sources = self._structure.checked_ids(u, view.num_cols, action, "source node", wait=True)
+        targets = self._structure.checked_ids(
+            v, view.num_rows, action, "destination node", wait=True
+        )
         try:
             sources, targets = torch.broadcast_tensors(sources, targets)
         except RuntimeError as error:
@@ -197,45 +198,13 @@ class EdgeQueries:
         is_edge = is_edge[inverse]
         return bool(is_edge) if isinstance(u, Integral) and isinstance(v, Integral) else is_edge
 
-    def checked_ids(
-        self, ids: torch.Tensor | int, count: int, action: str, noun: str, wait: bool = False
-    ) -> torch.Tensor:
-        """Ids as a vector on the store's device; those on a GPU are checked only with ``wait``.
-
-        ``ids`` (or int): in the graph's idtype, shape (n,).  ``count``: of the nodes or edges that
-        ids name.  ``action``, ``noun``: what errors say was asked, and what the ids name.  Raises
-        InvalidInputError, IdOutOfRangeError.
-        """
-        idtype, device = self._structure.idtype, self._structure.device
-        if isinstance(ids, Integral):
-            ids = torch.tensor([ids], dtype=idtype)
-        ids = torch.as_tensor(ids)
-        if not ids.numel():
-            return torch.empty(0, dtype=idtype, device=device)
-        if ids.dtype != idtype or ids.dim() != 1:
-            raise InvalidInputError(
-                action,
-                f"the ids have dtype {ids.dtype} and shape {tuple(ids.shape)}",
-                f"pass a vector of {idtype}, as the graph's ids are{mask_hint(ids)}",
-            )
-        if wait or not ids.is_cuda:
-            low, high = (int(bound) for bound in ids.aminmax())
-            if low < 0 or high >= count:
-                raise IdOutOfRangeError(
-                    action,
-                    f"there is no {noun} {low if low < 0 else high}, the graph has {count}",
-                    f"pass ids in [0, {count})",
-                )
-        return ids.to(device)
-
 
 @dataclass(frozen=True)
 class _EdgeLocations:
     """Where the edges of a type are, if they are numbered in the order of the store.
 
-    ``firsts`` (int64): id of the first edge of every ``_RUN``-th row.  ``tiers`` (int64, shape
-    (segments, 4)): all edges as a table of scalars, one segment's after the other's: each segment
-    is a tier.
+    ``firsts`` has the id of the first edge of every ``_RUN``-th row.  ``tiers``, shape
+    (segments, 4), makes all edges a table of scalars, each segment a tier.  Both are int64.
     """
 
     firsts: torch.Tensor

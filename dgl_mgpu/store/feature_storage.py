@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from numbers import Integral
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from dgl.storages import FeatureStorage
@@ -159,14 +159,16 @@ class TableStorage(FeatureStorage):
         else:
             write_rows(self._table, self._ids(indices), rows)
 
-    def __getattr__(self, name: str) -> NoReturn:
-        if not name.startswith("__") and hasattr(torch.Tensor, name):
-            raise UnsupportedByStoreError(
-                f"use '{name}' of a stored feature",
-                "the feature is a table in the store, not a tensor",
-                "read rows of it first, storage[ids], or all of them, storage[:]",
-            )
-        raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
+    if not TYPE_CHECKING:  # which knows the attributes that there are
+
+        def __getattr__(self, name: str) -> NoReturn:
+            if not name.startswith("__") and hasattr(torch.Tensor, name):
+                raise UnsupportedByStoreError(
+                    f"use '{name}' of a stored feature",
+                    "the feature is a table in the store, not a tensor",
+                    "read rows of it first, storage[ids], or all of them, storage[:]",
+                )
+            raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
 
     def _ids(self, indices: Any) -> torch.Tensor:
         """Ids of the rows that an index of a tensor selects."""

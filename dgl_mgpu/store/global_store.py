@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import dgl
 import numpy as np
 import torch
 
 from dgl_mgpu.comm.communicator import Communicator
-from dgl_mgpu.comm.cuda_runtime import DeviceInfo, Runtime, choose_runtime
+from dgl_mgpu.comm.cuda_runtime import Runtime, choose_runtime
 from dgl_mgpu.config.store_options import StoreOptions
 from dgl_mgpu.data import Dataset, HeteroDataset
 from dgl_mgpu.errors import ConfigError, InvalidInputError, UnsupportedByStoreError, nearest
-from dgl_mgpu.machine import Topology, preset, probe_shared_memory
 from dgl_mgpu.machine.shared_memory import SharedMemory
 from dgl_mgpu.placement import Plan, expected_reads, load_accesses
 from dgl_mgpu.store.accesses import Accesses
@@ -35,9 +34,8 @@ from dgl_mgpu.store.embedding.tables import STATES, unfolded
 from dgl_mgpu.store.graph import GRAPH_NAMES, StoreGraph
 from dgl_mgpu.store.hotness import degree_hotness, presample_hotness
 from dgl_mgpu.store.memory import Blueprint, Store, build
-from dgl_mgpu.store.memory.devices import topology_of_ranks
-from dgl_mgpu.store.memory.links import prove_access, with_access
-from dgl_mgpu.store.memory.tables import Source
+from dgl_mgpu.store.memory.format import Source
+from dgl_mgpu.store.memory.machine import machine, prove_access, with_access
 from dgl_mgpu.store.planning import make_blueprint
 from dgl_mgpu.store.table_names import Nodes, node_table, state_table
 
@@ -296,14 +294,16 @@ class GlobalStore:
         features = self._store.tables.keys()
         return f"GlobalStore({self.graph!r}, device={str(self.device)!r}, tables={[*features]})"
 
-    def __getattr__(self, name: str) -> NoReturn:
-        if name in GRAPH_NAMES:
-            raise UnsupportedByStoreError(
-                f"use '{name}' of a store",
-                "a store is not a graph",
-                "use its graph, store.graph, as in DataLoader(store.graph, …)",
-            )
-        raise AttributeError(f"'GlobalStore' object has no attribute '{name}'")
+    if not TYPE_CHECKING:  # which knows the attributes that there are
+
+        def __getattr__(self, name: str) -> NoReturn:
+            if name in GRAPH_NAMES:
+                raise UnsupportedByStoreError(
+                    f"use '{name}' of a store",
+                    "a store is not a graph",
+                    "use its graph, store.graph, as in DataLoader(store.graph, …)",
+                )
+            raise AttributeError(f"'GlobalStore' object has no attribute '{name}'")
 
     def __enter__(self) -> GlobalStore:
         return self
@@ -354,38 +354,6 @@ class GlobalStore:
         """
         ids = torch.as_tensor(ids)
         return self.graph.get_node_storage(key, ntype).fetch(ids, ids.device, dtype=dtype)
-
-
-def machine(
-    topology: Topology | str,
-    num_ranks: int,
-    runtime: Runtime | None = None,
-    device_infos: Sequence[DeviceInfo] | None = None,
-) -> Topology:
-    """The machine a plan is made for, with one GPU for each rank.
-
-    ``topology``: or a preset's name, or 'auto' for this machine.  ``device_infos``: this rank's GPU
-    and that of each rank; without them 'auto' is for shared memory.  Raises ConfigError if there
-    are more ranks than GPUs to hold their partitions.
-    """
-    if topology == "auto":
-        if runtime is None or device_infos is None:
-            return probe_shared_memory(num_ranks)
-        return topology_of_ranks(runtime.machine(), runtime.gpus(), device_infos)
-    if not isinstance(topology, str | Topology):
-        raise ConfigError(
-            "place a store on a machine",
-            f"topology={topology!r} does not name a machine",
-            "pass a Topology, a preset's name or 'auto'",
-        )
-    named = preset(topology, num_ranks) if isinstance(topology, str) else topology
-    if named.num_gpus < num_ranks:
-        raise ConfigError(
-            f"place a store for {num_ranks} ranks on '{named.name}'",
-            f"the machine has {named.num_gpus} GPUs, and each rank needs one of its own",
-            f"use at most {named.num_gpus} ranks",
-        )
-    return named if named.num_gpus == num_ranks else named.subset(range(num_ranks))
 
 
 def sources_of(

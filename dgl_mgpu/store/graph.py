@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Concatenate, NoReturn, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, NoReturn, ParamSpec, TypeVar
 
 import dgl
 import torch
@@ -23,8 +23,7 @@ from dgl_mgpu.store.graph_structure import GraphStructure
 from dgl_mgpu.store.lazy_rows import LazyColumn
 from dgl_mgpu.store.memory import Store
 from dgl_mgpu.store.neighbor_sampling import StoreSampler
-from dgl_mgpu.store.random_walks import RandomWalker
-from dgl_mgpu.store.reversed_edges import ReversedEdges
+from dgl_mgpu.store.random_walks import RandomWalker, ReversedEdges
 from dgl_mgpu.utils.deprecation import renamed_method
 from dgl_mgpu.utils.types import CanonicalEtype
 
@@ -35,23 +34,17 @@ R = TypeVar("R")
 GRAPH_NAMES = frozenset(dir(dgl.DGLGraph)) | {"_graph", "_node_frames", "_edge_frames"}
 
 
-def _no_gpu_caches() -> dict[str, dict]:
-    return {"node": {}, "edge": {}}
-
-
 @dataclass(frozen=True)
 class GraphParts:
-    """What all copies of a store's graph share: everything but the random numbers they draw.
-
-    ``gpu_caches``: DGL's caches of features, as its DataLoader looks for them.
-    """
+    """What all copies of a store's graph share: everything but the random numbers they draw."""
 
     structure: GraphStructure
     features: GraphFeatures
     edges: EdgeQueries
     reversed_edges: ReversedEdges
     traffic: Traffic
-    gpu_caches: dict[str, dict] = field(default_factory=_no_gpu_caches)
+    #: DGL's caches of features, as its DataLoader looks for them.
+    gpu_caches: dict[str, dict] = field(default_factory=lambda: {"node": {}, "edge": {}})
 
     @classmethod
     def of_store(
@@ -150,17 +143,19 @@ class StoreGraph:
         num_nodes = self._structure.num_nodes_by_type
         return f"StoreGraph(num_nodes={num_nodes}, num_edges={num_edges})"
 
-    def __getattr__(self, name: str) -> NoReturn:
-        if name in GRAPH_NAMES:
-            raise UnsupportedByStoreError(
-                f"use '{name}' of a store's graph",
-                "the store serves sampling and features, not all of a DGLGraph",
-                "sample with NeighborSampler, as_edge_prediction_sampler, PinSAGESampler, "
-                "random_walk or sample_neighbors, read features with ndata['feat'][ids], and use "
-                "the DGLGraph itself for the rest, and for ClusterGCN's, SAINT's, ShaDow's and "
-                "LABOR's samplers",
-            )
-        raise AttributeError(f"'StoreGraph' object has no attribute '{name}'")
+    if not TYPE_CHECKING:  # which knows the attributes that there are
+
+        def __getattr__(self, name: str) -> NoReturn:
+            if name in GRAPH_NAMES:
+                raise UnsupportedByStoreError(
+                    f"use '{name}' of a store's graph",
+                    "the store serves sampling and features, not all of a DGLGraph",
+                    "sample with NeighborSampler, as_edge_prediction_sampler, PinSAGESampler, "
+                    "random_walk or sample_neighbors, read features with ndata['feat'][ids], and "
+                    "use the DGLGraph itself for the rest, and for ClusterGCN's, SAINT's, ShaDow's "
+                    "and LABOR's samplers",
+                )
+            raise AttributeError(f"'StoreGraph' object has no attribute '{name}'")
 
     # -- epochs ---------------------------------------------------------------------------
 

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, KeysView, Mapping, MutableMapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import torch
 from dgl.view import EdgeSpace, NodeSpace
 
 from dgl_mgpu.errors import InvalidInputError, UnsupportedByStoreError
+from dgl_mgpu.store.graph_features import GraphFeatures
+from dgl_mgpu.store.graph_structure import GraphStructure
 from dgl_mgpu.store.lazy_rows import NodeOrEdgeType
 
-if TYPE_CHECKING:
-    from dgl_mgpu.store.graph import StoreGraph
+
+class _Graph(Protocol):
+    """The parts of a :class:`~dgl_mgpu.StoreGraph` that features are looked up by."""
+
+    _structure: GraphStructure
+    _features: GraphFeatures
 
 
 class StoredData(MutableMapping[str, Any]):
@@ -30,9 +36,9 @@ class StoredData(MutableMapping[str, Any]):
         Of the nodes or edges.
     """
 
-    def __init__(self, graph: StoreGraph, types: Sequence[NodeOrEdgeType]) -> None:
-        self._graph, self._types = graph, list(types)
-        self._features = graph._features
+    def __init__(self, graph: _Graph, types: Sequence[NodeOrEdgeType]) -> None:
+        self._types = list(types)
+        self._structure, self._features = graph._structure, graph._features
 
     def __getitem__(self, name: str) -> Any:
         """A feature: a ``TableStorage``, or those of all types that have it, by type."""
@@ -53,7 +59,7 @@ class StoredData(MutableMapping[str, Any]):
                 "pass a dict of rows by type",
             )
         for of, new_rows in by_type.items():
-            full = of if of in self._types else self._graph.to_canonical_etype(of)
+            full = of if of in self._types else self._structure.to_canonical_etype(of)
             storage = self._features.find_storage(full, name)
             if storage is None:
                 raise UnsupportedByStoreError(
@@ -95,14 +101,14 @@ class StoredData(MutableMapping[str, Any]):
 class StoredNodes:
     """``store.graph.nodes``: ids of nodes by a call, and features by type."""
 
-    def __init__(self, graph: StoreGraph) -> None:
+    def __init__(self, graph: _Graph) -> None:
         self._graph = graph
 
     def __call__(self, ntype: str | None = None) -> torch.Tensor:
         """Ids of all nodes of a type, the graph's idtype, shape (n,), on the store's device."""
-        graph = self._graph
-        count = graph.num_nodes(graph._structure.only_ntype(ntype))
-        return torch.arange(count, dtype=graph.idtype, device=graph.device)
+        structure = self._graph._structure
+        count = structure.num_nodes(structure.only_ntype(ntype))
+        return torch.arange(count, dtype=structure.idtype, device=structure.device)
 
     def __getitem__(self, ntype: str | None) -> NodeSpace:
         """Features of a type, as ``.data``."""
@@ -113,7 +119,7 @@ class StoredNodes:
 class StoredEdges:
     """``store.graph.edges``: features of edges by type."""
 
-    def __init__(self, graph: StoreGraph) -> None:
+    def __init__(self, graph: _Graph) -> None:
         self._graph = graph
 
     def __call__(self, *arguments: Any, **options: Any) -> NoReturn:
@@ -125,4 +131,5 @@ class StoredEdges:
 
     def __getitem__(self, etype: Any) -> EdgeSpace:
         """Features of a type, as ``.data``."""
-        return EdgeSpace(data=StoredData(self._graph, [self._graph.to_canonical_etype(etype)]))
+        full = self._graph._structure.to_canonical_etype(etype)
+        return EdgeSpace(data=StoredData(self._graph, [full]))

@@ -24,10 +24,7 @@ from dgl_mgpu.utils.types import CanonicalEtype
 
 
 class _Feature:
-    """A feature in the store; makes the columns of sampled graphs.
-
-    ``table``: name of its table.
-    """
+    """A feature in the store, in its table of this name; makes the columns of sampled graphs."""
 
     def __init__(self, storage: TableStorage, table: str) -> None:
         self._storage, self.table = storage, table
@@ -46,10 +43,7 @@ class _Feature:
 
 
 class GraphFeatures:
-    """Node and edge features of a graph in a store.
-
-    ``traffic``: counts what is read.
-    """
+    """Node and edge features of a graph in a store; ``traffic`` counts what is read."""
 
     def __init__(self, store: Store, structure: GraphStructure, traffic: Traffic) -> None:
         self._store, self._structure, self._traffic = store, structure, traffic
@@ -77,10 +71,7 @@ class GraphFeatures:
         return TableStorage(name, table, self._traffic)
 
     def storage(self, of: NodeOrEdgeType, name: str) -> TableStorage:
-        """The storage of a feature of a type.
-
-        Raises UnknownFeatureError.
-        """
+        """The storage of a feature of a type, or UnknownFeatureError."""
         storage = self.find_storage(of, name)
         if storage is None:
             names = self.names(of)
@@ -138,10 +129,9 @@ class GraphFeatures:
     # -- rows of sampled graphs -----------------------------------------------------------
 
     def add_columns(self, frame: Frame, of: NodeOrEdgeType, ids_name: str | None = None) -> None:
-        """Give a frame the features of a type.
+        """Give a frame the features of a type that it does not have.
 
-        ``frame``: keeps the columns that it has.  ``ids_name``: the frame's column of row ids;
-        without it the frame has all rows.
+        ``ids_name`` is the frame's column of row ids; without it the frame has all rows.
         """
         columns = frame._columns
         ids = None if ids_name is None else columns[ids_name].data

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 from typing import Any
 
 import networkx as nx
@@ -17,10 +18,7 @@ from dgl_mgpu.utils.types import CanonicalEtype
 
 
 class GraphStructure:
-    """Node and edge types of a graph in a store, and the views of its edges.
-
-    ``num_nodes``: by node type.  ``device``: the store's.
-    """
+    """Node and edge types of a graph in a store, and the views of its edges."""
 
     def __init__(
         self, store: Store, num_nodes: Mapping[str, int], canonical_etypes: Sequence[CanonicalEtype]
@@ -114,10 +112,7 @@ class GraphStructure:
         return view
 
     def views(self) -> dict[CanonicalEtype, GraphView]:
-        """The view of each edge type.
-
-        Raises StoreClosedError.
-        """
+        """The view of each edge type; raises StoreClosedError if the store was closed."""
         return {etype: self.view(etype) for etype in self.canonical_etypes}
 
     def edge_id_format(self, etype: CanonicalEtype) -> EdgeIds:
@@ -127,10 +122,7 @@ class GraphStructure:
         return table_format.edge_ids
 
     def only_ntype(self, ntype: str | None) -> str:
-        """A node type of the graph; ``None`` names the only one.
-
-        Raises InvalidInputError.
-        """
+        """A node type of the graph, or InvalidInputError; ``None`` names the only one."""
         if ntype is None and len(self.ntypes) == 1:
             return self.ntypes[0]
         if ntype not in self.num_nodes_by_type:
@@ -156,40 +148,60 @@ class GraphStructure:
     def seeds_by_ntype(self, nodes: Nodes) -> dict[str, torch.Tensor]:
         """Seed nodes by node type, checked, on the store's device and in the graph's idtype.
 
-        Raises InvalidInputError, IdOutOfRangeError.
+        Those on a GPU keep their dtype, and operators check them without a wait of the host.
         """
+        dtypes = torch.int32, torch.int64
         return {
-            ntype: self._checked_seeds(ids, self.num_nodes_by_type[ntype])
+            ntype: self._checked(
+                ids, self.num_nodes_by_type[ntype], dtypes, "sample neighbors", "seed node"
+            )
             for ntype, ids in self.nodes_by_ntype(nodes).items()
         }
 
-    def _checked_seeds(self, ids: torch.Tensor, num_nodes: int) -> torch.Tensor:
+    def checked_ids(
+        self, ids: torch.Tensor | int, count: int, action: str, noun: str, wait: bool = False
+    ) -> torch.Tensor:
+        """Ids of ``count`` nodes or edges as a vector on the store's device.
+
+        They have to be in the graph's idtype; those on a GPU are checked only with ``wait``.
+        """
+        if isinstance(ids, Integral):
+            ids = torch.tensor([ids], dtype=self.idtype)
+        return self._checked(torch.as_tensor(ids), count, (self.idtype,), action, noun, wait)
+
+    def _checked(
+        self,
+        ids: torch.Tensor,
+        count: int,
+        dtypes: Sequence[torch.dtype],
+        action: str,
+        noun: str,
+        wait: bool = False,
+    ) -> torch.Tensor:
         # Before any conversion, which would make ids of a float or of a mask.
-        if not len(ids):
-            return ids.to(self.device, self.idtype)
-        if ids.dtype not in (torch.int32, torch.int64) or ids.dim() != 1:
+        if ids.dim() and not len(ids):
+            return self.no_ids()
+        if ids.dtype not in dtypes or ids.dim() != 1:
+            hint = "; of a mask, mask.nonzero().flatten()" if ids.dtype == torch.bool else ""
             raise InvalidInputError(
-                "sample neighbors",
-                f"the seed nodes have dtype {ids.dtype} and shape {tuple(ids.shape)}",
-                f"pass a vector of int32 or int64 node ids{mask_hint(ids)}",
+                action,
+                f"the {noun} ids have dtype {ids.dtype} and shape {tuple(ids.shape)}",
+                f"pass a vector of {' or '.join(map(str, dtypes))}{hint}",
             )
-        if ids.is_cuda:
-            return ids.to(self.device)  # operators check them without a wait of the host
+        if ids.is_cuda and not wait:
+            return ids.to(self.device)
         low, high = (int(bound) for bound in ids.aminmax())
-        if low < 0 or high >= num_nodes:
+        if low < 0 or high >= count:
             raise IdOutOfRangeError(
-                "sample neighbors",
-                f"there is no seed node {low if low < 0 else high}, the graph has {num_nodes} "
-                "nodes",
-                f"pass node ids in [0, {num_nodes})",
+                action,
+                f"there is no {noun} {low if low < 0 else high}, the graph has {count} "
+                f"{noun.split()[-1]}s",
+                f"pass ids in [0, {count})",
             )
         return ids.to(self.device, self.idtype)
 
     def fanouts_by_etype(self, fanout: int | Mapping) -> dict[CanonicalEtype, int]:
-        """The fanout of each edge type.
-
-        Raises InvalidInputError if some edge types have no fanout.
-        """
+        """The fanout of each edge type, or InvalidInputError if some have none."""
         if not isinstance(fanout, Mapping):
             return dict.fromkeys(self.canonical_etypes, _as_integer(fanout))
         fanouts = {self.to_canonical_etype(etype): _as_integer(n) for etype, n in fanout.items()}
@@ -201,11 +213,6 @@ class GraphStructure:
                 "give each edge type a fanout; 0 leaves it out",
             )
         return fanouts
-
-
-def mask_hint(ids: torch.Tensor) -> str:
-    """What an error adds where a mask was passed in place of ids."""
-    return "; of a mask, mask.nonzero().flatten()" if ids.dtype == torch.bool else ""
 
 
 def _as_integer(fanout: Any) -> Any:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,7 +16,7 @@ from dgl_mgpu.ops.view import GraphView
 from dgl_mgpu.store.accesses import add_accesses
 from dgl_mgpu.store.graph import StoreGraph
 from dgl_mgpu.store.memory import TopologySource
-from dgl_mgpu.store.memory.tables import Source
+from dgl_mgpu.store.memory.format import Source, numpy_dtype
 from dgl_mgpu.store.table_names import Nodes, topology_table
 from dgl_mgpu.utils.types import CanonicalEtype
 
@@ -62,36 +63,32 @@ def presample_hotness(
     """How often each node was an input node of mini-batches sampled for the purpose.
 
     GNNLab's pre-sampling, which XGNN uses too (XGNN, section 7).  Samples from the data as it
-    lies, before any store is built.
-
-    ``num_nodes``, ``etypes``, ``sources``: the graph.  ``seeds`` (or dict of Tensor): nodes that
-    mini-batches start from.  ``fanouts``, ``batch_size``: the mini-batches.  ``seed``: which
-    samples are drawn.  ``runtime``: a GPU to sample on.  The topology is copied there for the time
-    being; if there is too little room, the CPU samples instead, which is logged and gives the same
-    counts.  Returns int64, shape (num_nodes,).
+    lies, before any store is built.  Mini-batches of ``batch_size`` start from ``seeds``, and
+    ``seed`` says which samples are drawn.  The topology is copied to the GPU of ``runtime`` for the
+    time being; if there is too little room, the CPU samples instead, which is logged and gives the
+    same counts: by node type, int64, shape (num_nodes,).
     """
     topologies = {topology_table(etype): _topology(sources, etype) for etype in etypes}
 
-    def sample(views: Mapping[str, GraphView], device: torch.device) -> dict[str, np.ndarray]:
-        tables = {name: SimpleNamespace(view=view) for name, view in views.items()}
+    def sample(
+        view_of: Callable[[TopologySource], GraphView], device: torch.device
+    ) -> dict[str, np.ndarray]:
+        tables = {
+            name: SimpleNamespace(view=view_of(source)) for name, source in topologies.items()
+        }
         graph = StoreGraph(SimpleNamespace(tables=tables), num_nodes, list(etypes), seed)  # type: ignore[arg-type]
         return _count_input_nodes(graph, num_nodes, device, seeds, fanouts, batch_size, seed)
 
     if runtime is not None and _has_room(runtime, topologies.values(), num_nodes):
         try:
-            return sample(
-                {name: _copy_of(source, runtime.device) for name, source in topologies.items()},
-                runtime.device,
-            )
+            return sample(partial(_copy_of, device=runtime.device), runtime.device)
         except torch.cuda.OutOfMemoryError as error:
             log.warning("pre-sampling on the CPU: %s", str(error).splitlines()[0])
         finally:
             # What the store is built in has to be free, not kept by torch for later.
             workspace.release()
             runtime.trim()
-    return sample(
-        {name: _view_of(source) for name, source in topologies.items()}, torch.device("cpu")
-    )
+    return sample(_view_of, torch.device("cpu"))
 
 
 def _count_input_nodes(
@@ -151,8 +148,7 @@ def _topology(sources: Mapping[str, Source], etype: CanonicalEtype) -> TopologyS
 def _view_of(source: TopologySource) -> GraphView:
     """The data itself as one segment."""
     indptr = np.ascontiguousarray(source.indptr, np.int64)
-    ids = np.int32 if source.idtype == torch.int32 else np.int64
-    indices = np.ascontiguousarray(source.indices, ids)
+    indices = np.ascontiguousarray(source.indices, numpy_dtype(source.idtype))
     addresses = [indptr.ctypes.data, indices.ctypes.data]
     return _one_segment(source, addresses, torch.device("cpu"), (indptr, indices))
 
@@ -168,10 +164,9 @@ def _copy_of(source: TopologySource, device: torch.device) -> GraphView:
 def _one_segment(
     source: TopologySource, addresses: list[int], device: torch.device, owner: object
 ) -> GraphView:
-    # Which edges are sampled does not depend on edge ids: places do.
     return GraphView(
         torch.tensor([[0, source.num_rows, 1, 0]], device=device),
-        torch.tensor([[*addresses, 0]], device=device),
+        torch.tensor([[*addresses, 0]], device=device),  # sampled edges do not depend on their ids
         source.num_rows,
         source.num_cols,
         source.num_edges,

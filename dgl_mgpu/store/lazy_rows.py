@@ -22,14 +22,12 @@ class LazyColumn(Column):
     """Rows of a feature, read when they are first looked at.
 
     DGL's own column reads them from a tensor that has all of the feature.
-
-    ``read``: none when they have been read.  ``table``: of a store, where they are.
     """
 
     index: Any
     storage: Any
-    read: Read | None
-    table: str | None
+    read: Read | None  # None when they have been read
+    table: str | None  # the store's, if they are in one
 
     @classmethod
     def of(
@@ -43,14 +41,8 @@ class LazyColumn(Column):
         """Rows ``ids`` of a feature, all if None, that has the shape and dtype of ``like``."""
         rows = cls.__new__(cls)
         # A batch has many of these, and DGL's constructor takes longer.
-        rows.__dict__ = {
-            **_PLAIN_COLUMN,
-            "storage": like,
-            "scheme": scheme,
-            "index": ids,
-            "read": read,
-            "table": table,
-        }
+        own = {"storage": like, "scheme": scheme, "index": ids, "read": read, "table": table}
+        rows.__dict__ = {**_PLAIN_COLUMN, **own}
         return rows
 
     @property
@@ -70,13 +62,13 @@ class LazyColumn(Column):
         """The same in another type, when they are read."""
         if self.read is None:
             return super().astype(new_dtype)
-        some = self.clone()
-        if some.dtype != new_dtype:
-            if some.deferred_dtype is not None:
-                _ = some.data  # one conversion after the other, as DGL does
-                return some.astype(new_dtype)
-            some.deferred_dtype = new_dtype
-        return some
+        copy = self.clone()
+        if copy.dtype != new_dtype:
+            if copy.deferred_dtype is not None:
+                _ = copy.data  # one conversion after the other, as DGL does
+                return copy.astype(new_dtype)
+            copy.deferred_dtype = new_dtype
+        return copy
 
     def clone(self) -> LazyColumn:
         """A shallow copy."""
@@ -84,14 +76,14 @@ class LazyColumn(Column):
 
     def subcolumn(self, rowids: torch.Tensor | None) -> LazyColumn:
         """Some of the rows, not read yet either."""
-        some = LazyColumn(self.storage, self.scheme, self.index, self.device, self.deferred_dtype)
-        some.read, some.table = self.read, self.table
+        rows = LazyColumn(self.storage, self.scheme, self.index, self.device, self.deferred_dtype)
+        rows.read, rows.table = self.read, self.table
         if rowids is not None:
             index = self.index
             if index is not None:
                 index = index if isinstance(index, _LazyIndex) else _LazyIndex(index)
-            some.index = rowids if index is None else index.slice(rowids)
-        return some
+            rows.index = rowids if index is None else index.slice(rowids)
+        return rows
 
     def record_stream(self, stream: Any) -> None:
         """Have a stream of a GPU use the memory that there is by now."""

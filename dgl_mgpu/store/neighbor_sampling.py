@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from dataclasses import replace as with_fields
 from typing import Any
 
 import dgl
@@ -24,8 +25,7 @@ from dgl_mgpu.ops import (
 )
 from dgl_mgpu.ops.sample_future import SampleFuture
 from dgl_mgpu.sampling.block_sampling import blank_blocks, dgl_blocks, sample_hops_async
-from dgl_mgpu.sampling.filter import IdFilter
-from dgl_mgpu.sampling.seed_edges import keep
+from dgl_mgpu.sampling.seed_edges import IdFilter, keep
 from dgl_mgpu.store.batch_keys import BatchKeys
 from dgl_mgpu.store.edges import Edges
 from dgl_mgpu.store.graph_features import GraphFeatures
@@ -38,17 +38,13 @@ Fanout = int | Mapping[str | CanonicalEtype, int]
 SampledBlocks = tuple[Nodes, Nodes, list[dgl.DGLGraph]]
 
 
+@dataclass(frozen=True, eq=False)
 class StoreSampler:
-    """Samples neighbours and mini-batches of a store's graph.
+    """Samples neighbours and mini-batches of a store's graph."""
 
-    ``features``: whose rows and weights samples have.  ``batch_keys``: which random numbers are
-    drawn.
-    """
-
-    def __init__(
-        self, structure: GraphStructure, features: GraphFeatures, batch_keys: BatchKeys
-    ) -> None:
-        self._structure, self._features, self._batch_keys = structure, features, batch_keys
+    structure: GraphStructure
+    features: GraphFeatures
+    batch_keys: BatchKeys
 
     def sample_neighbors(
         self,
@@ -97,17 +93,19 @@ class StoreSampler:
                 "the store keeps in-edges only",
                 "build the store from dgl.reverse(g) and sample its in-edges",
             )
-        structure = self._structure
+        structure = self.structure
         seeds = structure.seeds_by_ntype(nodes)
-        sampled = self._sample(
+        key = self.batch_keys.next_key(seeds)
+        seeds = {ntype: seeds.get(ntype, structure.no_ids()) for ntype in structure.ntypes}
+        sampled = _sample_hop(
+            structure.views(),
             seeds,
             structure.fanouts_by_etype(fanout),
-            prob,
+            key,
             replace,
-            self._batch_keys.next_key(seeds),
+            self.features.weights_by_etype(prob),
+            self._excluded(exclude_edges),
         )
-        for etype, excluded in self._excluded(exclude_edges).items():
-            sampled[etype] = _without(sampled[etype], excluded)
         edges = {
             etype: (sample.neighbors, destinations(seeds[etype[2]], sample, structure))
             for etype, sample in sampled.items()
@@ -117,7 +115,7 @@ class StoreSampler:
         )
         for etype, sample in sampled.items():
             frontier.edges[etype].data[dgl.EID] = sample.eids
-        self._features.add_to_graph(frontier, copy_ndata, copy_edata)
+        self.features.add_to_graph(frontier, copy_ndata, copy_edata)
         return frontier if output_device is None else frontier.to(output_device)
 
     def sample_blocks(
@@ -202,14 +200,14 @@ class StoreSampler:
             Of the hops as :func:`dgl_mgpu.ops.sample_etype_blocks` returns them.  Await it on the
             stream that was current here.
         """
-        seeds = self._structure.seeds_by_ntype(nodes)
-        key = self._batch_keys.batch_key(
-            self._structure.nodes_by_ntype(nodes if on_host is None else on_host)
+        seeds = self.structure.seeds_by_ntype(nodes)
+        key = self.batch_keys.batch_key(
+            self.structure.nodes_by_ntype(nodes if on_host is None else on_host)
         )
         hops = self._start_hops(seeds, key, fanouts, prob, replace, exclude_edges)
 
         def result() -> list[EtypeBlock]:
-            self._structure.views()  # raises if the store was closed since
+            self.structure.views()  # raises if the store was closed since
             return hops.result()
 
         return SampleFuture(result)
@@ -233,15 +231,15 @@ class StoreSampler:
         input nodes, output nodes, blocks
             As :meth:`sample_blocks` returns them.
         """
-        seeds = self._structure.seeds_by_ntype(nodes)
-        blocks = dgl_blocks(hops, self._structure, seeds, blanks)
+        seeds = self.structure.seeds_by_ntype(nodes)
+        blocks = dgl_blocks(hops, self.structure, seeds, blanks)
         for block in blocks:
-            self._features.add_to_block(block)
+            self.features.add_to_block(block)
         return blocks[0].srcdata[dgl.NID] if blocks else nodes, nodes, blocks
 
     def blank_blocks(self, count: int) -> list[BlankBlock]:
         """Blocks to be filled with what a GPU samples meanwhile; none on a CPU."""
-        structure = self._structure
+        structure = self.structure
         if structure.device.type != "cuda":
             return []
         return blank_blocks(count, structure, structure.idtype, structure.device)
@@ -263,8 +261,8 @@ class StoreSampler:
         ------
         InvalidInputError, IdOutOfRangeError
         """
-        seeds = self._structure.seeds_by_ntype(nodes)
-        key = self._batch_keys.batch_key(self._structure.nodes_by_ntype(nodes))
+        seeds = self.structure.seeds_by_ntype(nodes)
+        key = self.batch_keys.batch_key(self.structure.nodes_by_ntype(nodes))
         hops = self._start_hops(seeds, key, fanouts, None, False).result()
         # Seeds of types without edges are their own sources.
         return {**seeds, **hops[0].src_nodes} if hops else seeds
@@ -279,12 +277,12 @@ class StoreSampler:
         exclude_edges: Edges | None = None,
     ) -> SampleFuture[list[EtypeBlock]]:
         arguments = (
-            self._structure.views(),
+            self.structure.views(),
             seeds,
-            [self._structure.fanouts_by_etype(fanout) for fanout in fanouts],
+            [self.structure.fanouts_by_etype(fanout) for fanout in fanouts],
             key,
         )
-        weights = self._features.weights_by_etype(prob)
+        weights = self.features.weights_by_etype(prob)
         excluded = self._excluded(exclude_edges)
         if not excluded:
             return sample_hops_async(*arguments, replace=replace, weights=weights)
@@ -293,36 +291,14 @@ class StoreSampler:
             lambda: _sample_hops_without(excluded, *arguments, replace=replace, weights=weights)
         )
 
-    def _sample(
-        self,
-        seeds: dict[str, torch.Tensor],
-        fanouts: Mapping[CanonicalEtype, int],
-        prob: str | None,
-        replace: bool,
-        key: SampleKey,
-    ) -> dict[CanonicalEtype, SampledNeighbors]:
-        """Sample every edge type; adds empty seeds for node types that have none."""
-        no_seeds = self._structure.no_ids()
-        sampled = {}
-        for index, (etype, view) in enumerate(self._structure.views().items()):
-            sampled[etype] = sample_neighbors(
-                view,
-                seeds.setdefault(etype[2], no_seeds),
-                fanouts[etype],
-                dataclasses.replace(key, etype=index),
-                replace=replace,
-                weights=None if prob is None else self._features.weights(etype, prob),
-            )
-        return sampled
-
     def _excluded(self, edges: Edges | None) -> dict[CanonicalEtype, IdFilter]:
         """Filters of the edges to leave out, by edge type."""
         if edges is None:
             return {}
         by_type = edges if isinstance(edges, Mapping) else {None: edges}
         return {
-            self._structure.to_canonical_etype(etype): IdFilter(
-                _excluded_ids(eids, self._structure.device)
+            self.structure.to_canonical_etype(etype): IdFilter(
+                _excluded_ids(eids, self.structure.device)
             )
             for etype, eids in by_type.items()
         }
@@ -347,11 +323,33 @@ def _excluded_ids(edges: Any, device: torch.device) -> torch.Tensor:
     return eids.to(device)
 
 
-def _without(edges: SampledNeighbors, excluded: IdFilter | None) -> SampledNeighbors:
-    """The sampled edges that are not excluded."""
-    if excluded is None:
-        return edges
-    return keep(edges, excluded.holds(edges.eids).logical_not_().nonzero()[:, 0])
+def _sample_hop(
+    views: Mapping[CanonicalEtype, GraphView],
+    seeds: Mapping[str, torch.Tensor],
+    fanouts: Mapping[CanonicalEtype, int],
+    key: SampleKey,
+    replace: bool,
+    weights: Mapping[CanonicalEtype, RowView],
+    excluded: Mapping[CanonicalEtype, IdFilter],
+) -> dict[CanonicalEtype, SampledNeighbors]:
+    """Sample edges of seeds, which all node types have, by edge type.
+
+    As in DGL, edges are sampled first and excluded then: a node may have fewer than its fanout.
+    """
+    sampled = {}
+    for number, (etype, view) in enumerate(views.items()):
+        edges = sample_neighbors(
+            view,
+            seeds[etype[2]],
+            fanouts[etype],
+            with_fields(key, etype=number),
+            replace=replace,
+            weights=weights.get(etype),
+        )
+        if etype in excluded:
+            edges = keep(edges, excluded[etype].holds(edges.eids).logical_not_().nonzero()[:, 0])
+        sampled[etype] = edges
+    return sampled
 
 
 def _sample_hops_without(
@@ -366,9 +364,8 @@ def _sample_hops_without(
 ) -> list[EtypeBlock]:
     """Sample the hops of a mini-batch one by one, without some edges.
 
-    As in DGL, edges are sampled first and excluded then: a node may have fewer than its fanout.
-    Parameters but ``excluded`` are those of :func:`dgl_mgpu.ops.sample_etype_blocks`, whose result
-    this is where no edge is excluded.
+    Other parameters are those of :func:`dgl_mgpu.ops.sample_etype_blocks`, whose result this is
+    where no edge is excluded.
     """
     first = next(iter(views.values()))
     none = torch.empty(0, dtype=first.idtype, device=first.tiers.device)
@@ -376,17 +373,8 @@ def _sample_hops_without(
     nodes = {ntype: seeds.get(ntype, none) for ntype in ends}
     blocks = []
     for hop, fanout in enumerate(reversed(fanouts), start=key.hop):
-        sampled = {}
-        for number, (etype, view) in enumerate(views.items()):
-            edges = sample_neighbors(
-                view,
-                nodes[etype[2]],
-                fanout[etype],
-                dataclasses.replace(key, hop=hop, etype=number),
-                replace=replace,
-                weights=weights.get(etype),
-            )
-            sampled[etype] = _without(edges, excluded.get(etype))
+        hop_key = with_fields(key, hop=hop)
+        sampled = _sample_hop(views, nodes, fanout, hop_key, replace, weights, excluded)
         sources: dict[str, torch.Tensor] = {}
         positions: dict[CanonicalEtype, torch.Tensor] = {}
         for ntype, ids in nodes.items():
@@ -399,8 +387,7 @@ def _sample_hops_without(
             etype: BlockEdges(edges.indptr, positions[etype], edges.eids)
             for etype, edges in sampled.items()
         }
-        blocks.append(
-            EtypeBlock(edges_of, sources, {ntype: len(ids) for ntype, ids in nodes.items()})
-        )
+        num_dst = {ntype: len(ids) for ntype, ids in nodes.items()}
+        blocks.append(EtypeBlock(edges_of, sources, num_dst))
         nodes = sources
     return blocks[::-1]

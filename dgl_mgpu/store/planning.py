@@ -22,10 +22,10 @@ from dgl_mgpu.placement import (
     solve,
 )
 from dgl_mgpu.placement.cost import Resources, estimate
-from dgl_mgpu.store.memory.links import linked
+from dgl_mgpu.store.memory.format import FeatureSource, Source, TopologySource
+from dgl_mgpu.store.memory.machine import linked
 from dgl_mgpu.store.memory.table import position_dtype
-from dgl_mgpu.store.memory.tables import Blueprint, Source
-from dgl_mgpu.store.sources import FeatureSource, TopologySource
+from dgl_mgpu.store.memory.tables import Blueprint
 
 _TO_DISK = "give a folder for the rest as store.disk_path"
 _GPU_MEMORY, _STAGING = "store.gpu_memory", "store.staging_memory"
@@ -42,10 +42,9 @@ def make_blueprint(
 ) -> Blueprint:
     """Order rows by hotness and solve the placement.
 
-    ``hotness``: expected accesses of each row id, for each order that a source names.
-    ``topology``: the machine, one GPU for each rank.  ``on_gpus``: whether every rank has its GPU
-    hold the orders too, which then count there.  ``shared``: as for :func:`plan_tables`.  Raises
-    ConfigError, PlanDoesNotFitError, UnreachableError.
+    ``hotness`` has the expected accesses of each row id, for each order that a source names;
+    ``topology`` one GPU for each rank, which with ``on_gpus`` has to hold the orders, too.  Raises
+    ConfigError, PlanDoesNotFitError or UnreachableError.
     """
     orders = {name: order_by_hotness(counts).order for name, counts in hotness.items()}
     topologies = [
@@ -74,11 +73,11 @@ def plan_tables(
 ) -> Plan:
     """Solve the placement of tables that need not exist yet.
 
-    ``order_rows``: rows of each order.  ``on_gpus``: whether GPUs hold the store: then each holds
-    the orders and a cache of rows on disk, too, and topology does not go to disk.  ``shared``: what
-    holds all that is not on disk, where ranks have no memory of their own: what a plan calls GPU
-    memory and host memory are both taken from it.  None where each is one of its own.  Raises
-    ConfigError, PlanDoesNotFitError, UnreachableError.
+    ``order_rows`` counts the rows of each order.  With ``on_gpus``, each GPU holds the orders and a
+    cache of rows on disk, too, and topology does not go to disk.  ``shared`` holds all that is not
+    on disk where ranks have no memory of their own: what a plan calls GPU memory and host memory
+    are both taken from it.  It is None where each is one of its own.  Raises as
+    :func:`make_blueprint`.
     """
     limit = parse_bytes(options.gpu_memory, _GPU_MEMORY)
     budgets = topology.gpu_memory if limit is None else np.full(topology.num_gpus, limit)
@@ -138,7 +137,7 @@ def _in_shared_memory(
     Where the plan for all that was asked of both takes more, ranks keep what they have in it and
     the host gets the rest, or the host comes first; what is faster, without the disk if it can be.
     """
-    found: list[Plan] = []
+    plans: list[Plan] = []
     errors: list[PlanDoesNotFitError] = []
 
     def attempt(ranks: np.ndarray, host: int, disk: bool) -> Plan | None:
@@ -151,15 +150,15 @@ def _in_shared_memory(
         in_order = all(len(table.tiers) == 1 for table in plan.tables.values())
         beside = 0 if in_order else order_bytes
         if sum(plan.gpu_bytes) + plan.host_bytes + beside <= shared.room:
-            found.append(plan)
+            plans.append(plan)
         return plan
 
     ranks = np.minimum(ranks, shared.room // len(ranks))
     has_disk = options.disk_path is not None
-    action = attempt(ranks, min(host, shared.room), has_disk)
-    taken = ranks if action is None else np.array(action.gpu_bytes)
+    unlimited = attempt(ranks, min(host, shared.room), has_disk)
+    taken = ranks if unlimited is None else np.array(unlimited.gpu_bytes)
     for disk in (False, True)[: 1 + has_disk]:
-        if found:
+        if plans:
             break
         errors.clear()
         for room in dict.fromkeys((max(shared.room - order_bytes, 0), shared.room)):
@@ -167,10 +166,10 @@ def _in_shared_memory(
             attempt(first, min(host, room - int(first.sum())), disk)
             left = min(host, room)
             attempt(np.minimum(ranks, (room - left) // len(ranks)), left, disk)
-    if not found:
+    if not plans:
         error = min(errors, key=lambda error: error.needed - error.available)
         raise _too_little_shared_memory(error, len(ranks), shared, options) from error
-    plan = min(found, key=lambda plan: plan.step_seconds)
+    plan = min(plans, key=lambda plan: plan.step_seconds)
     budget = plan.gpu_budget
     if sum(budget) + plan.host_bytes > shared.room:
         budget = plan.gpu_bytes
@@ -181,16 +180,16 @@ def _too_little_shared_memory(
     error: PlanDoesNotFitError, num_ranks: int, shared: SharedMemory, options: StoreOptions
 ) -> PlanDoesNotFitError:
     """What a plan lacked, where ranks' memory and the host's are one."""
-    told = _in_options_words(error)
+    in_words = _in_options_words(error)
     of_each_rank = options.policy == "partitioned" or any(
         ratio not in ("auto", None) for ratio in (options.graph_ratio, options.feature_ratio)
     )
     needed = error.needed * (num_ranks if of_each_rank else 1)
     if needed <= shared.room:  # it is options that leave too little of it
-        return told
+        return in_words
     room, advice = f"shared memory can take {shared.room:,} bytes", shared.advice(needed)
     found = f"{error.found} ({room}, all ranks' and the host's together)"
-    fix = f"{told.fix}; {advice}" if of_each_rank else f"{advice}, or {_TO_DISK}"
+    fix = f"{in_words.fix}; {advice}" if of_each_rank else f"{advice}, or {_TO_DISK}"
     return PlanDoesNotFitError(error.asked, found, fix, error.needed, error.available)
 
 
@@ -201,9 +200,9 @@ def _order_bytes(order_rows: Sequence[int]) -> int:
 def _staging_bytes(options: StoreOptions, order_rows: Sequence[int]) -> int:
     """Bytes of each GPU that cache rows on disk: what its share has beside orders, if that is less
     than what was asked for."""
-    action = parse_bytes(options.staging_memory, _STAGING) or 0
+    wanted = parse_bytes(options.staging_memory, _STAGING) or 0
     limit = parse_bytes(options.gpu_memory, _GPU_MEMORY)
-    return action if limit is None else min(action, max(0, limit - _order_bytes(order_rows)))
+    return wanted if limit is None else min(wanted, max(0, limit - _order_bytes(order_rows)))
 
 
 def _graphs(specs: list[TableSpec]) -> list[TableSpec]:
@@ -243,8 +242,8 @@ def _without_graph_on_disk(
         host = plan.host_budget - first.host_bytes
         rest = place(others, gpu_budget_bytes=left, host_budget=host, allow_disk=True)
         tables.update(rest.tables)
-    found = estimate(resources, specs, tables)
-    return replace(plan, tables={name: tables[name] for name in plan.tables}, **vars(found))
+    costs = estimate(resources, specs, tables)
+    return replace(plan, tables={name: tables[name] for name in plan.tables}, **vars(costs))
 
 
 def _spec(name: str, source: Source, reads: Reads, order: np.ndarray | None) -> TableSpec:

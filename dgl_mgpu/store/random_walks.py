@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
+from typing import NamedTuple
 
 import dgl
 import torch
 
-from dgl_mgpu.errors import InvalidInputError
+from dgl_mgpu.errors import InvalidInputError, UnsupportedByStoreError
 from dgl_mgpu.ops import gather_rows, pinsage_blocks_async, pinsage_neighbors, random_walk
 from dgl_mgpu.ops.check import check_integer
 from dgl_mgpu.ops.sample_future import SampleFuture
+from dgl_mgpu.ops.view import GraphView
 from dgl_mgpu.sampling.block_sampling import dgl_blocks, visited_block
+from dgl_mgpu.sampling.seed_edges import all_edges, edge_rows
 from dgl_mgpu.sampling.walks import StepsByRow, period, walk_by_steps
 from dgl_mgpu.store.batch_keys import BatchKeys
 from dgl_mgpu.store.graph_features import GraphFeatures
 from dgl_mgpu.store.graph_structure import GraphStructure
 from dgl_mgpu.store.neighbor_sampling import SampledBlocks, StoreSampler, destinations
-from dgl_mgpu.store.reversed_edges import ReversedEdges
 from dgl_mgpu.store.table_names import Nodes
 from dgl_mgpu.utils.types import CanonicalEtype
 
@@ -30,23 +33,108 @@ Metapath = Sequence[str | CanonicalEtype]
 _VISITS = "visits"
 
 
-class RandomWalker:
-    """Walks on a store's graph, from sources of edges to their destinations.
+#: Edges that are read at a time, on average.
+_EDGES_PER_READ = 1 << 20
+#: An odd factor of 64 bits, as int64: the high half of a product depends on all bits of the other.
+_FACTOR = 0xD6E8FEB86659FD93 - (1 << 64)
+_LOW = (1 << 32) - 1
 
-    ``features``: whose weights edges have.  ``batch_keys``: which random numbers are drawn.
+
+class Fingerprint(NamedTuple):
+    """Sums over edges of hashes, modulo 2**64."""
+
+    ends: int  # of source and destination
+    ends_and_ids: int  # of source, destination and edge id
+
+
+class ReversedEdges:
+    """Finds the out-edges of a store's graph among its in-edges.
+
+    A store has the in-edges of each node, and a walk follows out-edges.  The out-edges of an edge
+    type are the in-edges of the type that has the same edges from destination to source, as the two
+    edge types of a recommender's graph do.  Two types are compared by sums over all of their edges,
+    of a hash of each edge.  The sums do not depend on the order of edges; those of different edges
+    are equal with a probability of 2**-64.
     """
 
-    def __init__(
-        self,
-        structure: GraphStructure,
-        features: GraphFeatures,
-        reversed_edges: ReversedEdges,
-        sampler: StoreSampler,
-        batch_keys: BatchKeys,
-    ) -> None:
-        self._structure, self._features = structure, features
-        self._reversed_edges, self._sampler = reversed_edges, sampler
-        self._batch_keys = batch_keys
+    def __init__(self, structure: GraphStructure) -> None:
+        self._structure = structure
+        #: Of the edge types that were compared, and of their edges reversed.
+        self._fingerprints: dict[CanonicalEtype, tuple[Fingerprint, Fingerprint]] = {}
+
+    def of(self, etype: CanonicalEtype, needs_ids: bool = False) -> GraphView:
+        """The edges of a type by source.
+
+        Raises UnsupportedByStoreError if no edge type has the edges of ``etype`` reversed; with
+        ``needs_ids``, if none has them under the same ids.
+        """
+        num_edges = self._structure.view(etype).num_edges  # raises if the store was closed
+        # By whether edges have the same ids there.
+        reversed_views: dict[bool, GraphView | None] = {False: None, True: None}
+        for other, view in self._structure.views().items():
+            if (etype[2], etype[0]) == (other[0], other[2]) and view.num_edges == num_edges:
+                forward, _ = self._fingerprints_of(etype)
+                _, backward = self._fingerprints_of(other)
+                if forward.ends == backward.ends:
+                    has_same_ids = forward == backward
+                    reversed_views[has_same_ids] = reversed_views[has_same_ids] or view
+        source, name, target = etype
+        if not any(reversed_views.values()):
+            raise UnsupportedByStoreError(
+                f"walk along edges of type {etype}",
+                "the store has in-edges only, and no edge type has these the other way round",
+                f"build it from a graph with the reversed edges, too, as ({target!r}, "
+                f"'reverse-{name}', {source!r})",
+            )
+        reversal = reversed_views[True] or (None if needs_ids else reversed_views[False])
+        if reversal is None:
+            raise UnsupportedByStoreError(
+                f"know the ids of edges of type {etype} on a walk",
+                "the edge type that has them the other way round has them under other ids",
+                "build the store from a graph whose edge i of one type is edge i of the other",
+            )
+        return reversal
+
+    def _fingerprints_of(self, etype: CanonicalEtype) -> tuple[Fingerprint, Fingerprint]:
+        if etype not in self._fingerprints:
+            self._fingerprints[etype] = fingerprints(self._structure.view(etype))
+        return self._fingerprints[etype]
+
+
+def fingerprints(view: GraphView) -> tuple[Fingerprint, Fingerprint]:
+    """Fingerprints of an edge type, and of its edges reversed; reads all edges."""
+    device = view.tiers.device
+    sums = torch.zeros(4, dtype=torch.int64, device=device)
+    rows = max(1, _EDGES_PER_READ * view.num_rows // max(1, view.num_edges))
+    for begin in range(0, view.num_rows, rows):
+        targets = torch.arange(begin, min(begin + rows, view.num_rows), device=device)
+        edges = all_edges(view, targets)
+        sources, eids = edges.neighbors.long(), edges.eids.long()
+        destinations = edge_rows(edges) + begin
+        hashes = _hash(_hash(sources) + destinations), _hash(_hash(destinations) + sources)
+        for direction, ends in enumerate(hashes):
+            sums[2 * direction] += ends.sum()
+            sums[2 * direction + 1] += _hash(ends + eids).sum()
+    forward, backward = sums.view(2, 2).tolist()
+    return Fingerprint(*forward), Fingerprint(*backward)
+
+
+def _hash(numbers: torch.Tensor) -> torch.Tensor:
+    """A pseudo-random permutation of int64."""
+    for _ in range(2):
+        numbers = (numbers ^ (numbers >> 32 & _LOW)) * _FACTOR
+    return numbers ^ (numbers >> 32 & _LOW)
+
+
+@dataclass(frozen=True, eq=False)
+class RandomWalker:
+    """Walks on a store's graph, from sources of edges to their destinations."""
+
+    structure: GraphStructure
+    features: GraphFeatures
+    reversed_edges: ReversedEdges
+    sampler: StoreSampler
+    batch_keys: BatchKeys
 
     def random_walk(
         self,
@@ -95,17 +183,17 @@ class RandomWalker:
             ``return_eids``, or probabilities of these edges, if none has them under the same ids.
         """
         path = self._path(metapath, length)
-        start = path[0][0] if path else self._structure.ntypes[0]
-        starts = self._structure.seeds_by_ntype({start: nodes})[start]
-        key = self._batch_keys.next_key({start: starts})
+        start = path[0][0] if path else self.structure.ntypes[0]
+        starts = self.structure.seeds_by_ntype({start: nodes})[start]
+        key = self.batch_keys.next_key({start: starts})
         restart = _by_step(restart_prob, len(path))
         weights = {etype: self._weights_of(etype, prob) for etype in path}
         views = {
-            etype: self._reversed_edges.of(etype, return_eids or rows is not None)
+            etype: self.reversed_edges.of(etype, return_eids or rows is not None)
             for etype, rows in weights.items()
         }
         if path and not any(weights.values()):
-            shape, device = (len(starts), len(path)), self._structure.device
+            shape, device = (len(starts), len(path)), self.structure.device
             edges = torch.empty(shape, dtype=torch.int64, device=device)
             traces = random_walk(
                 [views[etype] for etype in period(path)],
@@ -119,8 +207,8 @@ class RandomWalker:
             steps = [StepsByRow(views[etype], weights[etype]) for etype in path]
             traces, edges = walk_by_steps(steps, starts.long(), restart, key)
         types = [start, *(etype[2] for etype in path)]
-        idtype = self._structure.idtype
-        numbers = torch.tensor([self._structure.ntypes.index(ntype) for ntype in types]).to(idtype)
+        idtype = self.structure.idtype
+        numbers = torch.tensor([self.structure.ntypes.index(ntype) for ntype in types]).to(idtype)
         traces, edges = traces.to(idtype), edges.to(idtype)
         return (traces, edges, numbers) if return_eids else (traces, numbers)
 
@@ -165,7 +253,7 @@ class RandomWalker:
             As :meth:`random_walk`.
         """
         if metapath is None:
-            ntype, views = self._structure.ntypes[0], [self._structure.view(self._only_etype())]
+            ntype, views = self.structure.ntypes[0], [self.structure.view(self._only_etype())]
         else:
             path = self._path(metapath, None)
             if not path or path[0][0] != path[-1][2]:
@@ -174,8 +262,8 @@ class RandomWalker:
                     f"the metapath {list(metapath)} does not end at the node type where it begins",
                     "pass edge types of which the last ends at the type where the first begins",
                 )
-            ntype, views = path[0][0], [self._reversed_edges.of(etype) for etype in path]
-        seeds = self._structure.seeds_by_ntype({ntype: nodes})[ntype]
+            ntype, views = path[0][0], [self.reversed_edges.of(etype) for etype in path]
+        seeds = self.structure.seeds_by_ntype({ntype: nodes})[ntype]
         visited = pinsage_neighbors(
             views,
             seeds,
@@ -183,9 +271,9 @@ class RandomWalker:
             termination_prob=termination_prob,
             num_random_walks=num_walks,
             num_neighbors=num_neighbors,
-            key=self._batch_keys.next_key({ntype: seeds}),
+            key=self.batch_keys.next_key({ntype: seeds}),
         )
-        structure = self._structure
+        structure = self.structure
         frontier = dgl.heterograph(
             {(ntype, "_E", ntype): (visited.neighbors, destinations(seeds, visited, structure))},
             {ntype: structure.num_nodes(ntype)},
@@ -229,26 +317,26 @@ class RandomWalker:
         InvalidInputError, IdOutOfRangeError
         """
         etype = self._only_etype()
-        seeds = self._structure.seeds_by_ntype(nodes)
+        seeds = self.structure.seeds_by_ntype(nodes)
         visited = pinsage_blocks_async(
-            self._structure.view(etype),
+            self.structure.view(etype),
             seeds[etype[0]],
             num_layers,
-            self._batch_keys.batch_key(
-                self._structure.nodes_by_ntype(nodes if on_host is None else on_host)
+            self.batch_keys.batch_key(
+                self.structure.nodes_by_ntype(nodes if on_host is None else on_host)
             ),
             num_traversals=walk_length,
             termination_prob=0.0,
             num_random_walks=num_walks,
             num_neighbors=num_neighbors,
         )
-        blanks = self._sampler.blank_blocks(num_layers)
+        blanks = self.sampler.blank_blocks(num_layers)
 
         def blocks() -> SampledBlocks:
-            self._structure.view(etype)  # raises if the store was closed since
+            self.structure.view(etype)  # raises if the store was closed since
             layers = visited.result()
             sampled = [visited_block(layer, etype) for layer in layers]
-            filled = dgl_blocks(sampled, self._structure, seeds, blanks)
+            filled = dgl_blocks(sampled, self.structure, seeds, blanks)
             for block, layer in zip(filled, layers, strict=True):
                 block.edata[_VISITS] = layer.counts
             return filled[0].srcdata[dgl.NID] if filled else nodes, nodes, filled
@@ -259,14 +347,14 @@ class RandomWalker:
         """The edge types of a walk, of which each begins where the one before it ends."""
         action = "walk at random"
         if metapath is None:
-            if not self._structure.is_homogeneous or length is None:
+            if not self.structure.is_homogeneous or length is None:
                 raise InvalidInputError(
                     action,
-                    f"the graph has the edge types {self._structure.etypes}, and length={length}",
+                    f"the graph has the edge types {self.structure.etypes}, and length={length}",
                     "pass metapath=, or length= with a homogeneous graph",
                 )
-            return self._structure.canonical_etypes * check_integer(length, "length", 0, action)
-        path = [self._structure.to_canonical_etype(etype) for etype in metapath]
+            return self.structure.canonical_etypes * check_integer(length, "length", 0, action)
+        path = [self.structure.to_canonical_etype(etype) for etype in metapath]
         for before, after in pairwise(path):
             if before[2] != after[0]:
                 raise InvalidInputError(
@@ -281,18 +369,18 @@ class RandomWalker:
         self, etype: CanonicalEtype, prob: str | None
     ) -> Callable[[torch.Tensor], torch.Tensor] | None:
         """The probabilities of edges of a type by their ids, if they have any."""
-        rows = None if prob is None else self._features.weights(etype, prob)
+        rows = None if prob is None else self.features.weights(etype, prob)
         return None if rows is None else partial(gather_rows, rows)
 
     def _only_etype(self) -> CanonicalEtype:
         """The edge type that PinSAGE's walks follow."""
-        if not self._structure.is_homogeneous:
+        if not self.structure.is_homogeneous:
             raise InvalidInputError(
                 "select PinSAGE neighbors without a metapath",
-                f"the graph has several edge types, {self._structure.etypes}",
+                f"the graph has several edge types, {self.structure.etypes}",
                 "use a homogeneous graph, or pinsage_neighbors with metapath=",
             )
-        return self._structure.canonical_etypes[0]
+        return self.structure.canonical_etypes[0]
 
 
 def _by_step(restart_prob: float | torch.Tensor | None, length: int) -> list[float]:

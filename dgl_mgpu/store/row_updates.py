@@ -27,9 +27,8 @@ from dgl_mgpu.ops.check import check_ids, raise_at_bad_id
 from dgl_mgpu.ops.scatter import SGD, Adagrad, Adam, AlignedTables, Rule, scatter_rows, update_rows
 from dgl_mgpu.ops.view import RowView
 from dgl_mgpu.placement import HOST, TablePlan
-from dgl_mgpu.store.memory.format import RowFormat
+from dgl_mgpu.store.memory.format import RowFormat, narrowed
 from dgl_mgpu.store.memory.table import Table
-from dgl_mgpu.store.sources import narrowed
 
 #: Of rows that a rank brings at a time, of a table that is replaced.
 _STRETCH_BYTES = 32 << 20
@@ -122,7 +121,7 @@ class SparseOptimizer(ABC):
                     "place the optimizer's state as its table is placed",
                 )
         self._tables = AlignedTables.of(
-            [_row_view(each, action) for each in (table, *states)],
+            [_row_view(aligned, action) for aligned in (table, *states)],
             torch.tensor(_shares(table.plan, table.rank, action), dtype=torch.int64),
         )
         self._changes = _Changes([table, *states], ranks or Communicator.of_all_machines(), action)
@@ -224,7 +223,7 @@ class _Changes:
     def __init__(self, tables: list[Table], ranks: Communicator, action: str) -> None:
         self._tables = tables
         self._ranks = ranks
-        self._asked = action
+        self._action = action
         self._device = tables[0].device
 
     def of_all_ranks(
@@ -241,18 +240,18 @@ class _Changes:
         except Exception as error:
             self._ranks.all_gather((change, error_text(error)))
             raise
-        found = self._ranks.all_gather((change, ""))
-        for rank, (_, reason) in enumerate(found):
+        changes = self._ranks.all_gather((change, ""))
+        for rank, (_, reason) in enumerate(changes):
             if reason:
-                raise rank_failed(self._asked, rank, reason)
-        for rank, (other, _) in enumerate(found):
-            if other != found[0][0]:
+                raise rank_failed(self._action, rank, reason)
+        for rank, (other, _) in enumerate(changes):
+            if other != changes[0][0]:
                 raise InvalidInputError(
-                    self._asked,
-                    f"rank 0 has {found[0][0]}, but rank {rank} {other}",
+                    self._action,
+                    f"rank 0 has {changes[0][0]}, but rank {rank} {other}",
                     "change the same tables in the same order on all ranks, in the same way",
                 )
-        every_id, every_value = self._ranks.all_gather_cat(self._asked, mine)
+        every_id, every_value = self._ranks.all_gather_cat(self._action, mine)
         return every_id, every_value
 
     def make(self, change: Callable[[], None]) -> None:
@@ -267,22 +266,22 @@ class _Changes:
             if self._device.type == "cuda":
                 device.driver.synchronize(self._device)
 
-        self._ranks.run_all(self._asked, finish)
+        self._ranks.run_all(self._action, finish)
 
     def _checked(
         self, ids: torch.Tensor, values: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         # Raises where a store is closed: the addresses may be others' by then.
-        view, *_ = [_row_view(table, self._asked) for table in self._tables]
+        view, *_ = [_row_view(table, self._action) for table in self._tables]
         if self._device.type == "cuda":
             device.raise_faults(self._device, wait=True)
-        ids = check_ids(ids, self._asked).to(self._device)
+        ids = check_ids(ids, self._action).to(self._device)
         shape = (len(ids), *view.row_shape)
         layout = self._tables[0].format
         assert isinstance(layout, RowFormat)
         if tuple(values.shape) != shape or values.dtype != layout.source_dtype:
             raise InvalidInputError(
-                self._asked,
+                self._action,
                 f"there are {len(ids)} ids, but the values have shape {tuple(values.shape)} and "
                 f"dtype {values.dtype}",
                 f"pass values of shape {shape} and {layout.source_dtype}",
@@ -291,7 +290,7 @@ class _Changes:
             values = narrowed(values.detach(), layout.dtype, "rows")
         bad = ((ids < 0) | (ids >= view.num_rows)).nonzero()
         if len(bad):
-            raise_at_bad_id([int(bad[0])], ids, view.num_rows, self._asked)
+            raise_at_bad_id([int(bad[0])], ids, view.num_rows, self._action)
         return ids.long(), values.detach().to(self._device).contiguous()
 
 

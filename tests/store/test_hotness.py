@@ -127,7 +127,9 @@ def test_presampling_on_a_gpu_gives_the_same_counts(monkeypatch, caplog):
     copy = hotness_module._copy_of
     monkeypatch.setattr(hotness_module, "_CHUNK", 1000)  # copied in several stretches
     monkeypatch.setattr(
-        hotness_module, "_copy_of", lambda *args: views.append(copy(*args)) or views[-1]
+        hotness_module,
+        "_copy_of",
+        lambda *args, **options: views.append(copy(*args, **options)) or views[-1],
     )
     _assert_equal_counts(_presampled(gpu), expected)
     assert len(views) == 1 + 3 and all(view.tiers.device == gpu.device for view in views)

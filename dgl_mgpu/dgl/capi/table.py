@@ -135,7 +135,7 @@ _TABLE: dict[Implementation, dict[str, str]] = {
                 DGLToSimpleHetero=to_simple
             utils.checks: DGLCOOIsSorted=coo_is_sorted
         """,
-        "sampling.filter:": """
+        "sampling.seed_edges:": """
             utils.filter: DGLFilterCreateFromSet=create_from_set
                 DGLFilterFindExcludedIndices=find_excluded
                 DGLFilterFindIncludedIndices=find_included

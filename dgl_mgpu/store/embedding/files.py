@@ -37,10 +37,8 @@ _DAMAGE = (zipfile.BadZipFile, zlib.error, OSError, EOFError, ValueError, KeyErr
 def save_tables(path: Path, tables: Mapping[str, Table], steps: int, ranks: Communicator) -> None:
     """Write tables to a file, which appears under its name when it is complete and on disk.
 
-    Collective; the first rank writes.
-
-    Raises CheckpointError if it cannot be written.  Raises RankFailedError on the other ranks, if
-    so.
+    Collective; the first rank writes, and raises CheckpointError if it cannot: the others then
+    raise RankFailedError.
     """
     ranks.broadcast_from_rank0(f"save rows to {path}", lambda: _write(path, tables, steps))
 
@@ -48,10 +46,8 @@ def save_tables(path: Path, tables: Mapping[str, Table], steps: int, ranks: Comm
 def load_tables(path: Path, tables: Mapping[str, Table], ranks: Communicator) -> int:
     """Read tables from a file that :func:`save_tables` wrote, and return its ``steps``.
 
-    Collective; the first rank reads.  Nothing is changed unless the whole file is sound.
-
-    Raises CheckpointError if there is none, or it is damaged or holds other tables.  Raises
-    RankFailedError on the other ranks, if so.
+    Collective; the first rank reads.  Nothing is changed unless the whole file is sound: else the
+    first rank raises CheckpointError, and the others RankFailedError.
     """
     action = f"load rows from {path}"
     steps = ranks.broadcast_from_rank0(action, lambda: _checked(path, tables))
@@ -61,7 +57,7 @@ def load_tables(path: Path, tables: Mapping[str, Table], ranks: Communicator) ->
             if ranks.rank != 0:
                 return None
             archive = stack.enter_context(zipfile.ZipFile(path))
-            file = stack.enter_context(_opened(archive, name))
+            file = stack.enter_context(archive.open(f"{name}.npy"))
             _header(file)
             return file
 
@@ -119,11 +115,11 @@ def _checked(path: Path, tables: Mapping[str, Table]) -> int:
         raise CheckpointError(action, "there is no such file", "check the path")
     try:
         with zipfile.ZipFile(path) as archive:
-            there = {name.removesuffix(".npy") for name in archive.namelist()}
-            if not there >= {*tables, _STEPS}:
+            names = {name.removesuffix(".npy") for name in archive.namelist()}
+            if not names >= {*tables, _STEPS}:
                 raise CheckpointError(
                     action,
-                    f"it holds {sorted(there)}, not {sorted({*tables, _STEPS})}",
+                    f"it holds {sorted(names)}, not {sorted({*tables, _STEPS})}",
                     "load it into an embedding for the same optimizer, or its rows alone",
                 )
             damaged = archive.testzip()
@@ -131,24 +127,20 @@ def _checked(path: Path, tables: Mapping[str, Table]) -> int:
                 raise CheckpointError(action, f"its part {damaged} is damaged", _OTHER)
             for name, table in tables.items():
                 shape = _view(table).num_rows, *_view(table).row_shape
-                with _opened(archive, name) as file:
-                    found = _header(file)
-                if found != (shape, False, np.dtype(np.float32)):
+                with archive.open(f"{name}.npy") as file:
+                    header = _header(file)
+                if header != (shape, False, np.dtype(np.float32)):
                     raise CheckpointError(
                         action,
-                        f"'{name}' has shape {found[0]} and {found[2]}, not {shape} and float32",
+                        f"'{name}' has shape {header[0]} and {header[2]}, not {shape} and float32",
                         "load it into an embedding of the same nodes and dim",
                     )
-            with _opened(archive, _STEPS) as file:
+            with archive.open(f"{_STEPS}.npy") as file:
                 return int(npy.read_array(file))
     except CheckpointError:
         raise
     except _DAMAGE as error:
         raise CheckpointError(action, f"it is damaged ({error})", _OTHER) from error
-
-
-def _opened(archive: zipfile.ZipFile, name: str) -> IO[bytes]:
-    return archive.open(f"{name}.npy")
 
 
 def _header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
@@ -164,9 +156,9 @@ def _read(file: IO[bytes] | None, table: Table, run: range, path: Path) -> torch
     if file is None:
         return torch.empty((0, *view.row_shape), dtype=view.dtype)
     nbytes = len(run) * table.row_bytes
-    found = bytearray(file.read(nbytes))
-    if len(found) != nbytes:
+    content = bytearray(file.read(nbytes))
+    if len(content) != nbytes:
         raise CheckpointError(
             f"load rows from {path}", "the file was changed while it was read", _OTHER
         )
-    return torch.frombuffer(found, dtype=view.dtype).reshape(len(run), *view.row_shape)
+    return torch.frombuffer(content, dtype=view.dtype).reshape(len(run), *view.row_shape)

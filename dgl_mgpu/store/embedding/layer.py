@@ -141,11 +141,11 @@ class StoreEmbedding(nn.Module):
             shape = 0, self.embedding_dim
             nothing = torch.empty(0, dtype=torch.int64, device=self.device)
             return nothing, torch.empty(shape, device=self.device)
-        for each in taken:
-            each.follow()
-        ids = [each.ids.to(self.device, torch.int64) for each in taken]
-        gradients = [each.rows.to(self.device) for each in taken]
-        return (ids[0], gradients[0]) if len(taken) == 1 else (torch.cat(ids), torch.cat(gradients))
+        for gradient in taken:
+            gradient.follow()
+        ids = [gradient.ids.to(self.device, torch.int64) for gradient in taken]
+        rows = [gradient.rows.to(self.device) for gradient in taken]
+        return (ids[0], rows[0]) if len(taken) == 1 else (torch.cat(ids), torch.cat(rows))
 
     def save(self, path: str | Path) -> None:
         """Write rows, optimizer's state and steps to a file; collective, between steps.
@@ -226,9 +226,9 @@ class _Gradient:
         current = torch.cuda.current_stream(self.rows.device)
         if current != self.stream:
             current.wait_stream(self.stream)
-            for each in (self.ids, self.rows):
-                if each.is_cuda:
-                    each.record_stream(current)
+            for tensor in (self.ids, self.rows):
+                if tensor.is_cuda:
+                    tensor.record_stream(current)
 
 
 class _Lookup(torch.autograd.Function):

@@ -73,10 +73,11 @@ class EmbeddingOptimizer:
                     "build the store with "
                     f"EmbeddingSpec({embedding.embedding_dim}, optimizer='{self.kind}')",
                 )
+        names = [embedding.name for embedding in self._embeddings]
         if not self._embeddings or len({*map(id, self._embeddings)}) != len(self._embeddings):
             raise InvalidInputError(
                 action,
-                f"one of the embeddings {[each.name for each in self._embeddings]} is given twice",
+                f"one of the embeddings {names} is given twice",
                 "pass each one once",
             )
         if over_ranks not in ("mean", "sum"):
@@ -88,8 +89,8 @@ class EmbeddingOptimizer:
         self._ranks = Communicator.of_all_machines()
         self._scale = 1 / self._ranks.size if over_ranks == "mean" else 1.0
         self._optimizers = [
-            self.of_table(each._rows, *each._states, lr=lr, ranks=self._ranks, **settings)
-            for each in self._embeddings
+            self.of_table(embedding._rows, *embedding._states, lr=lr, ranks=self._ranks, **settings)
+            for embedding in self._embeddings
         ]
 
     def step(self) -> None:

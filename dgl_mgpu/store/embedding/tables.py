@@ -18,7 +18,7 @@ from dgl_mgpu.ops.memory import kernel
 from dgl_mgpu.ops.philox import philox, splitmix64
 from dgl_mgpu.placement import Plan, TablePlan
 from dgl_mgpu.store.memory import Blueprint, FeatureSource
-from dgl_mgpu.store.memory.tables import Source
+from dgl_mgpu.store.memory.format import Source
 from dgl_mgpu.store.table_names import node_table, state_table
 
 #: For each optimizer, the tables of state that it keeps beside the rows, by torch's names.
@@ -67,11 +67,8 @@ class EmbeddingSpec:
             )
         if isinstance(self.init, torch.Tensor | np.ndarray):
             return
-        if isinstance(self.init, int | float) and not isinstance(self.init, bool):
-            is_known = 0 <= self.init < math.inf
-        else:
-            is_known = self.init == "xavier"
-        if not is_known:
+        is_number = isinstance(self.init, int | float) and not isinstance(self.init, bool)
+        if not (0 <= self.init < math.inf if is_number else self.init == "xavier"):  # type: ignore[operator]
             raise InvalidInputError(
                 action,
                 f"init={self.init!r} is none of the ways to fill the first rows",
@@ -90,10 +87,10 @@ Specs = dict[tuple[str, str], EmbeddingSpec]
 
 
 def read_specs(embeddings: Mapping[str, Any] | None, ntypes: list[str]) -> Specs:
-    """What a user asks for, by node type and name.
+    """What a user asks for, by node type and name, or InvalidInputError.
 
-    ``embeddings``: name → dim or :class:`EmbeddingSpec`, where there is one node type; or node type
-    → such a mapping.  Raises InvalidInputError.
+    Given is name → dim or :class:`EmbeddingSpec`, where there is one node type, or node type → such
+    a mapping.
     """
     action = "keep embeddings in a store"
     if not isinstance(embeddings, Mapping | None):
@@ -129,7 +126,7 @@ def with_embeddings(
     Raises InvalidInputError if a feature has an embedding's name, or first rows do not have its
     shape.
     """
-    found = dict(sources)
+    tables = dict(sources)
     for (ntype, name), spec in specs.items():
         table, action = node_table(ntype, name), f"keep embedding '{name}' of '{ntype}' in a store"
         if table in sources:
@@ -146,16 +143,13 @@ def with_embeddings(
                     f"{rows.dtype}",
                     f"pass rows of shape {shape} and dtype torch.float32",
                 )
-        tables = 1 + len(STATES[spec.optimizer])
-        found[table] = FeatureSource(_zeros(shape[0], tables * spec.dim), ntype)
-    return found
+        copies = 1 + len(STATES[spec.optimizer])
+        tables[table] = FeatureSource(_zeros(shape[0], copies * spec.dim), ntype)
+    return tables
 
 
 def require_in_memory(plan: Plan, specs: Specs) -> None:
-    """Check that a plan has no rows of embeddings on disk, where they cannot be trained.
-
-    Raises ConfigError.
-    """
+    """Raise ConfigError if a plan has rows of embeddings on disk, where they cannot be trained."""
     for ntype, name in specs:
         if any(tier.memory == "disk" for tier in plan.tables[node_table(ntype, name)].tiers):
             raise ConfigError(
@@ -205,7 +199,7 @@ def _first_rows(ntype: str, name: str, spec: EmbeddingSpec, num_rows: int, seed:
 class UniformRows:
     """Rows drawn evenly from [-bound, bound] when they are asked for, always the same.
 
-    ``key``: 64 bits; of rows with other keys nothing is to be seen in these.
+    Rows of another ``key``, 64 bits, are independent of these.
     """
 
     ndim = 2

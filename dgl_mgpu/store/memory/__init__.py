@@ -5,9 +5,9 @@ by :mod:`dgl_mgpu.placement`.
 """
 
 from dgl_mgpu.comm.communicator import Communicator
+from dgl_mgpu.store.memory.format import FeatureSource, TopologySource
 from dgl_mgpu.store.memory.table import Table
 from dgl_mgpu.store.memory.tables import Blueprint, Store, build
-from dgl_mgpu.store.sources import FeatureSource, TopologySource
 
 __all__ = [
     "Blueprint",

@@ -13,6 +13,7 @@ import os
 import threading
 import time
 import weakref
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
@@ -30,25 +31,22 @@ _POLL_SECONDS = 0.002
 _PID_BITS = 22
 
 
+@dataclass(frozen=True)
 class DeviceSegment:
-    """A run of bytes in a GPU's memory, as this process has it mapped.
+    """A run of bytes in a GPU's memory, as this process has it mapped."""
 
-    ``address``: on the GPU.
-    """
-
-    def __init__(self, runtime: Runtime, address: int, nbytes: int) -> None:
-        self._runtime = runtime
-        self.address = address
-        self.nbytes = nbytes
+    runtime: Runtime
+    address: int
+    nbytes: int
 
     def write(self, offset: int, data: np.ndarray) -> None:
         """Copy an array's bytes to ``offset``."""
-        self._runtime.upload(self.address + offset, np.ascontiguousarray(data))
+        self.runtime.upload(self.address + offset, np.ascontiguousarray(data))
 
     def read(self, offset: int, dtype: np.dtype | type, count: int) -> np.ndarray:
         """A copy of ``count`` elements at ``offset``."""
         nbytes = count * np.dtype(dtype).itemsize
-        return self._runtime.download(self.address + offset, nbytes).view(dtype)
+        return self.runtime.download(self.address + offset, nbytes).view(dtype)
 
     def __reduce__(self) -> NoReturn:
         raise not_in_workers()
@@ -59,8 +57,6 @@ class DeviceMemory:
 
     All of it goes back when :meth:`close` is called, when nothing refers to the object any
     more, or when the process ends.
-
-    ``ref_counts``: what :class:`RefCounts` counts in.
     """
 
     def __init__(self, runtime: Runtime, ref_counts: Segment, rank: int) -> None:
@@ -82,33 +78,21 @@ class DeviceMemory:
         return self._allocations.is_mine
 
     def allocate(self, nbytes: int) -> None:
-        """Allocate this rank's block.
-
-        Raises DeviceMemoryError.
-        """
+        """Allocate this rank's block, or raise DeviceMemoryError."""
         self._allocations.block = self.runtime.allocate(nbytes)
 
     def share(self) -> bytes:
-        """The handle of this rank's block for other processes.
-
-        Raises PeerAccessError.
-        """
+        """The handle of this rank's block for other processes, or PeerAccessError."""
         return self.runtime.share(self._allocations.block)
 
     def open(self, handle: bytes) -> int:
-        """Map another rank's block and return its address here.
-
-        Raises PeerAccessError.
-        """
+        """Map another rank's block and return its address here, or raise PeerAccessError."""
         if handle not in self._allocations.opened:
             self._allocations.opened[handle] = self.runtime.open(handle)
         return self._allocations.opened[handle]
 
     def register(self, segment: Segment) -> None:
-        """Let kernels use a segment of host memory at its address.
-
-        Raises DeviceMemoryError.
-        """
+        """Let kernels use a segment of host memory at its address, or raise DeviceMemoryError."""
         if segment.nbytes:
             self.runtime.register(segment.address, segment.nbytes)
             self._allocations.registered.append(segment)
@@ -129,7 +113,7 @@ class DeviceMemory:
         if not self.is_mine:
             return
         self._finalizer()
-        _await(self._allocations)
+        _wait_until_freed(self._allocations)
         self.runtime.trim()
 
 
@@ -137,10 +121,8 @@ class RefCounts:
     """The processes that use the GPU memory of a store, in shared memory.
 
     Each rank has an entry: the stamp of its process while it uses the memory, else 0.  Entries of
-    processes that have ended do not count.
-
-    ``segment``: int64, one entry a rank, all zero at first.  ``rank``: this process's, which is
-    counted from now on.
+    processes that have ended do not count.  ``segment`` has one int64 a rank, all zero at first,
+    and ``rank`` is counted from now on.
     """
 
     def __init__(self, segment: Segment, rank: int) -> None:
@@ -167,7 +149,7 @@ class _Allocations:
     """The memory that one rank has to give back; outlives the :class:`DeviceMemory`."""
 
     def __init__(self, runtime: Runtime, ref_counts: RefCounts) -> None:
-        self._runtime, self._ref_counts = runtime, ref_counts
+        self._runtime, self.ref_counts = runtime, ref_counts
         self._pid = os.getpid()
         self.block = 0
         self.opened: dict[bytes, int] = {}
@@ -180,7 +162,7 @@ class _Allocations:
 
     def release(self) -> None:
         """Unmap the blocks of other ranks, then free what no other rank maps."""
-        if not self.is_mine or not self._ref_counts.counts_this_rank:
+        if not self.is_mine or not self.ref_counts.counts_this_rank:
             return
         try:
             self._runtime.synchronize()
@@ -190,13 +172,8 @@ class _Allocations:
                 self._runtime.unregister(self.registered.pop().address)
         finally:
             # Also if the GPU fails: no kernel of this rank reads any more, so others need not wait.
-            self._ref_counts.drop()
+            self.ref_counts.drop()
         sweep()
-
-    @property
-    def is_mapped(self) -> bool:
-        """Whether some process may still map this rank's block."""
-        return self._ref_counts.is_used
 
     def free(self) -> None:
         """Free this rank's block."""
@@ -217,7 +194,7 @@ def sweep() -> None:
     """Free the blocks of closed stores that other ranks no longer map."""
     with _sweeping:
         for allocations in list(_unreleased):
-            if allocations.is_mapped:
+            if allocations.ref_counts.is_used:
                 continue
             try:
                 _unreleased.remove(allocations)
@@ -226,7 +203,7 @@ def sweep() -> None:
             allocations.free()
 
 
-def _await(allocations: _Allocations) -> None:
+def _wait_until_freed(allocations: _Allocations) -> None:
     deadline = time.monotonic() + _WAIT_SECONDS
     while allocations in _unreleased and time.monotonic() < deadline:
         time.sleep(_POLL_SECONDS)
@@ -238,7 +215,7 @@ def _at_exit() -> None:
     # Other ranks cannot read the memory of a process that has ended.
     for allocations in list(_unreleased):
         allocations.release()
-        _await(allocations)
+        _wait_until_freed(allocations)
 
 
 def _process_stamp(pid: int) -> int:

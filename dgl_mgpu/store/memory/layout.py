@@ -3,15 +3,51 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 from dgl_mgpu.machine.shared_memory import SHARED_MEMORY
-from dgl_mgpu.placement import HOST, Plan
+from dgl_mgpu.placement import HOST, Plan, TablePlan
 from dgl_mgpu.store.memory.format import TableFormat, aligned
 from dgl_mgpu.store.memory.segment import require_room
-from dgl_mgpu.store.memory.table import Shard
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Part ``part`` of tier ``tier`` of a table, in the memory of GPU ``holder``.
+
+    What lies in host memory or on disk has holder ``HOST`` and is made by the first rank.
+    """
+
+    tier: int
+    part: int
+    holder: int
+
+    @property
+    def maker(self) -> int:
+        """The rank that creates it."""
+        return 0 if self.holder == HOST else self.holder
+
+
+def all_shards(plan: TablePlan) -> Iterator[Shard]:
+    """Every shard of a table, in an order that all ranks agree on."""
+    for index, tier in enumerate(plan.tiers):
+        for part in range(tier.parts):
+            for holder in tier.copies[part] if tier.memory == "gpu" else ():
+                yield Shard(index, part, holder)
+            # Also of a GPU's tier, where some other GPU reaches no copy.
+            if tier.memory == "disk" or tier.on_host(part):
+                yield Shard(index, part, HOST)
+
+
+def read_shards(plan: TablePlan, rank: int) -> Iterator[Shard]:
+    """The shards that ``rank`` reads, one for every tier and part, in pointer order."""
+    for index, tier in enumerate(plan.tiers):
+        for part in range(tier.parts):
+            yield Shard(index, part, tier.source[rank][part] if tier.memory == "gpu" else HOST)
+
 
 #: A table's name and a shard of it, or an order's name and None: the positions of the order.
 ShardKey = tuple[str, Shard | None]
@@ -19,21 +55,15 @@ ShardKey = tuple[str, Shard | None]
 
 @dataclass(frozen=True)
 class StoreLayout:
-    """What a rank needs to allocate and map its part of a store.
-
-    ``orders``: by table, the name of the order its rows are kept in; '' for the order of their ids.
-    ``nbytes``: every shard and its size, in an order that all ranks agree on.  ``on_gpus``: whether
-    the plan's GPU memory is on GPUs; otherwise it is shared memory.  ``staging_memory``: bytes of
-    each GPU that may cache rows on disk.
-    """
+    """What a rank needs to allocate and map its part of a store."""
 
     plan: Plan
     formats: dict[str, TableFormat]
-    orders: dict[str, str]
-    nbytes: dict[ShardKey, int]
+    orders: dict[str, str]  # by table, the order in which rows are kept; '' for that of their ids
+    nbytes: dict[ShardKey, int]  # every shard and its size, in an order that all ranks agree on
     disk_path: Path | None
-    on_gpus: bool
-    staging_memory: int
+    on_gpus: bool  # whether the plan's GPU memory is on GPUs; otherwise it is shared memory
+    staging_memory: int  # bytes of each GPU that may cache rows on disk
 
     def gpu_of(self, key: ShardKey) -> int | None:
         """The rank whose GPU has a shard; None for host memory and disk."""
@@ -109,10 +139,7 @@ class StoreLayout:
         return offsets, ends
 
     def require_room(self) -> None:
-        """Raise unless every folder has enough free space for its files.
-
-        Raises SharedMemoryError.
-        """
+        """Raise SharedMemoryError unless every folder has enough free space for its files."""
         needed: Counter[Path] = Counter()
         for key, nbytes in self.nbytes.items():
             if self.gpu_of(key) is None:

@@ -31,9 +31,8 @@ class Segment:
     """A mapped run of bytes, shared with every process that attaches to it.
 
     A pickled segment reaches processes that this one starts, by ``spawn`` as by ``fork``, and other
-    processes of this user while this one has it.
-
-    ``bytes`` (numpy.ndarray, uint8, shape (nbytes,)): the mapping itself.
+    processes of this user while this one has it.  ``bytes`` is the mapping itself, uint8, shape
+    (nbytes,).
     """
 
     def __init__(self, fd: int, nbytes: int) -> None:
@@ -77,7 +76,7 @@ class Segment:
     def attach(cls, path: Path, nbytes: int) -> Segment:
         """Map the segment that another process has at ``path``.
 
-        Raises SharedMemoryError if it cannot be reached or has another size.
+        Raises SharedMemoryError if that cannot be reached or has another size.
         """
         action = f"map the shared segment {path} of {nbytes} bytes"
         try:
@@ -89,12 +88,12 @@ class Segment:
                 "run the ranks as one user in one container (one PID namespace), and see why "
                 "the rank that owned it ended",
             ) from error
-        found = os.fstat(fd).st_size
-        if found != max(nbytes, 1):
+        size = os.fstat(fd).st_size
+        if size != max(nbytes, 1):
             os.close(fd)
             raise SharedMemoryError(
                 action,
-                f"the segment has {found} bytes",
+                f"the segment has {size} bytes",
                 "build the store with the same plan on every rank",
             )
         try:
@@ -166,10 +165,7 @@ def _gone(reason: str) -> StoreClosedError:
 
 
 def require_room(nbytes: int, folder: Path = SHARED_MEMORY) -> None:
-    """Raise before anything is created if ``folder`` cannot take ``nbytes`` more bytes.
-
-    Raises SharedMemoryError.
-    """
+    """Raise SharedMemoryError, before anything is created, if ``folder`` has too little room."""
     if nbytes > _free_bytes(folder, nbytes):
         raise _no_room(folder, nbytes)
 

@@ -27,9 +27,8 @@ _CHUNK_BYTES = 8 << 20
 class StagedRows:
     """One table's rows on disk and their cache on one GPU: a :class:`~dgl_mgpu.ops.view.DiskRows`.
 
-    ``disk``: the rows by position, at addresses of this process; only those on disk are read.
-    ``num_rows``: rows on disk.  ``nbytes``: of the GPU's memory.  Raises DeviceMemoryError if the
-    GPU has too little room.
+    ``disk`` has the rows by position, at addresses of this process; only the ``num_rows`` on disk
+    are read.  The cache takes ``nbytes`` of the GPU's memory, or raises DeviceMemoryError.
     """
 
     def __init__(self, disk: RowView, num_rows: int, nbytes: int, device: torch.device) -> None:
@@ -51,10 +50,9 @@ class StagedRows:
     def fetch(self, out: torch.Tensor, miss_positions: torch.Tensor) -> None:
         """Read the rows that a gather missed from disk, into its output and into the cache.
 
-        Waits for the GPU, so that no kernel uses the cache when the lock is released.
-
-        ``out``: shape (n, *row_shape).  ``miss_positions`` (int64, shape (n,)): position of each
-        row that was missed; negative for rows that were found.
+        Waits for the GPU, so that no kernel uses the cache when the lock is released.  For each row
+        of ``out``, shape (n, *row_shape), ``miss_positions``, int64, shape (n,), has its position
+        if it was missed, or a negative number.
         """
         out_rows = (miss_positions >= 0).nonzero().flatten()
         if out_rows.numel() == 0:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -16,55 +15,21 @@ from dgl_mgpu.ops.view import GraphView, RowView
 from dgl_mgpu.placement import HOST, TablePlan
 from dgl_mgpu.store.memory.device import DeviceMemory, DeviceSegment, not_in_workers
 from dgl_mgpu.store.memory.format import RowFormat, TableFormat, local_rows
+from dgl_mgpu.store.memory.layout import read_shards
 from dgl_mgpu.store.memory.segment import Segment
 from dgl_mgpu.store.memory.staging import StagedRows
-
-
-@dataclass(frozen=True)
-class Shard:
-    """Part ``part`` of tier ``tier`` of a table, in the memory of GPU ``holder``.
-
-    What lies in host memory or on disk has holder ``HOST`` and is made by the first rank.
-    """
-
-    tier: int
-    part: int
-    holder: int
-
-    @property
-    def maker(self) -> int:
-        """The rank that creates it."""
-        return 0 if self.holder == HOST else self.holder
-
-
-def all_shards(plan: TablePlan) -> Iterator[Shard]:
-    """Every shard of a table, in an order that all ranks agree on."""
-    for index, tier in enumerate(plan.tiers):
-        for part in range(tier.parts):
-            for holder in tier.copies[part] if tier.memory == "gpu" else ():
-                yield Shard(index, part, holder)
-            # Also of a GPU's tier, where some other GPU reaches no copy.
-            if tier.memory == "disk" or tier.on_host(part):
-                yield Shard(index, part, HOST)
-
-
-def read_shards(plan: TablePlan, rank: int) -> Iterator[Shard]:
-    """The shards that ``rank`` reads, one for every tier and part, in pointer order."""
-    for index, tier in enumerate(plan.tiers):
-        for part in range(tier.parts):
-            yield Shard(index, part, tier.source[rank][part] if tier.memory == "gpu" else HOST)
 
 
 class Table:
     """One table, mapped.
 
-    ``rank``: whose view this is.  ``segments``: the shards this rank reads, as :func:`read_shards`
-    lists them.  ``position``: row id → position, when rows are not kept in the order of their ids.
-    ``gpu``: what holds on to the segments, for a store on GPUs.  ``staging_bytes``: bytes of the
-    GPU's memory that cache rows on disk.  ``host_share``: part of its reads that are expected to go
-    to host memory.  ``device``: where the view's tensors are, and operators run.  ``version``:
-    counts the changes of its rows by :mod:`dgl_mgpu.store.row_updates`, and is the same on all
-    ranks.  What was read at another version may be out of date.
+    ``segments`` are the shards that ``rank`` reads, as :func:`read_shards` lists them, and
+    ``position`` is row id → position, where rows are not kept in the order of their ids.  In a
+    store on GPUs, ``gpu`` keeps the segments, ``staging_bytes`` of its memory cache rows on disk,
+    and ``host_share`` of the reads are expected to go to host memory.
+
+    ``version`` counts the changes of rows by :mod:`dgl_mgpu.store.row_updates`, and is the same on
+    all ranks.  What was read at another version may be out of date.
     """
 
     def __init__(
@@ -148,11 +113,8 @@ class Table:
         return view
 
     def use_sms(self, sms: int, host_sms: int) -> None:
-        """Have operators use as many of a GPU's multiprocessors as were found enough.
-
-        ``sms``, ``host_sms``: as in :class:`~dgl_mgpu.ops.view.RowView`; ``host_sms`` has no
-        meaning for topology.
-        """
+        """Limit operators to some of a GPU's multiprocessors, and gathers from host memory to
+        ``host_sms``, as :class:`~dgl_mgpu.ops.view.RowView` says."""
         if isinstance(self._view, RowView):
             self._view = dataclasses.replace(self._view, sms=sms, host_sms=host_sms)
         elif self._view is not None:

@@ -19,60 +19,42 @@ from dgl_mgpu.store.memory.device import DeviceMemory
 from dgl_mgpu.store.memory.format import (
     CSCWriter,
     EdgeIds,
+    FeatureSource,
     RowWriter,
-    TableWriter,
+    Source,
     Target,
+    TopologySource,
     local_rows,
 )
-from dgl_mgpu.store.memory.layout import ShardKey, StoreLayout
+from dgl_mgpu.store.memory.layout import ShardKey, StoreLayout, all_shards, read_shards
 from dgl_mgpu.store.memory.rank_memory import RankMemory
 from dgl_mgpu.store.memory.staging import STAGING_BYTES
-from dgl_mgpu.store.memory.table import (
-    Table,
-    all_shards,
-    position_array,
-    position_dtype,
-    read_shards,
-)
-from dgl_mgpu.store.sources import FeatureSource, TopologySource
-
-Source = FeatureSource | TopologySource
+from dgl_mgpu.store.memory.table import Table, position_array, position_dtype
 
 _BUILD = "build the store"
 
 
 @dataclass(frozen=True)
 class Blueprint:
-    """The data of a store and the memory that each part goes to.
+    """The data of a store and the memory that each part goes to."""
 
-    ``sources``: the data, by table.  ``orders``: for each order that a source names, the row ids by
-    position.  ``plan``: one table for every source, for as many GPUs as there are ranks.
-    ``disk_path``: folder for what the plan keeps on disk.  ``staging_memory``: bytes of each GPU
-    that cache rows on disk, where there are any and the store is on GPUs.
-    """
-
-    sources: Mapping[str, Source]
-    orders: Mapping[str, np.ndarray]
-    plan: Plan
-    disk_path: Path | None = None
-    staging_memory: int = STAGING_BYTES
+    sources: Mapping[str, Source]  # by table
+    orders: Mapping[str, np.ndarray]  # for each order that a source names, row ids by position
+    plan: Plan  # of one table for every source, for as many GPUs as there are ranks
+    disk_path: Path | None = None  # folder for what the plan keeps on disk
+    staging_memory: int = STAGING_BYTES  # bytes of each GPU that cache rows on disk, if any are
 
 
 @dataclass(frozen=True)
 class Store:
-    """Mapped tables by name (XGNN's global GNN memory store, section 4).
-
-    ``plan``: where each row of each table is.  ``rank``, ``num_ranks``: this process among those
-    that share the store.  ``device``: where operators on its tables run.  ``gpu``: this rank's
-    share of GPU memory; None where all is in shared memory or files.
-    """
+    """Mapped tables by name (XGNN's global GNN memory store, section 4)."""
 
     tables: dict[str, Table]
     plan: Plan
-    rank: int
+    rank: int  # of this process, among the ``num_ranks`` that share the store
     num_ranks: int
-    device: torch.device = field(default=torch.device("cpu"))
-    gpu: DeviceMemory | None = None
+    device: torch.device = field(default=torch.device("cpu"))  # where operators on tables run
+    gpu: DeviceMemory | None = None  # of this rank; None where all is in shared memory or files
 
     def close(self) -> None:
         """Give all memory back; what was read stays, the tables can no longer be read.
@@ -101,15 +83,13 @@ def build(
     """Allocate and fill the tables of a blueprint, and map them on every rank.
 
     Collective.  The machine's first rank has the data, reads it once and passes it on chunk by
-    chunk; the others allocate their shards.
+    chunk; the others, whose ``blueprint`` is ignored, allocate their shards.  Without a ``runtime``
+    of each rank's GPU, the plan's GPU memory is shared memory.
 
-    ``blueprint``: on the machine's first rank; ignored on the others.  ``runtime``: of this rank's
-    GPU, on every rank; without it, the plan's GPU memory is shared memory.  Raises
-    InvalidInputError if the plan is not one for these sources and ranks.  Raises ConfigError if it
-    keeps topology of a store on GPUs on disk.  Raises SharedMemoryError, DeviceMemoryError if a
-    folder or a GPU has too little room; before anything is allocated.  Raises PeerAccessError if a
-    rank cannot map memory that the plan has it read.  Raises RankFailedError if another rank
-    failed.
+    Raises InvalidInputError if the plan is not one for these sources and ranks; ConfigError if it
+    keeps topology of a store on GPUs on disk; SharedMemoryError or DeviceMemoryError, before
+    anything is allocated, if a folder or a GPU has too little room; PeerAccessError if a rank
+    cannot map memory that the plan has it read; RankFailedError if another rank failed.
     """
     on_gpus = runtime is not None
     filler = ranks.run_all(_BUILD, lambda: _filler(blueprint, ranks, on_gpus))
@@ -219,7 +199,7 @@ class _Filler:
             position[order] = np.arange(len(order), dtype=position.dtype)
 
 
-def _writer(source: Source, plan: TablePlan, order: np.ndarray | None) -> TableWriter:
+def _writer(source: Source, plan: TablePlan, order: np.ndarray | None) -> RowWriter | CSCWriter:
     if isinstance(source, FeatureSource):
         return RowWriter(source, order)
     if source.eids is not None:

@@ -16,7 +16,8 @@ from dgl_mgpu.machine.shared_memory import SharedMemory
 from dgl_mgpu.models.homogeneous import INV_SQRT_DEGREES
 from dgl_mgpu.placement import Plan
 from dgl_mgpu.store.embedding.tables import read_specs, require_in_memory
-from dgl_mgpu.store.global_store import machine, sources_of
+from dgl_mgpu.store.global_store import sources_of
+from dgl_mgpu.store.memory.machine import machine
 from dgl_mgpu.store.planning import make_blueprint
 from dgl_mgpu.train.minibatch.run import load
 from dgl_mgpu.train.minibatch.task import Task

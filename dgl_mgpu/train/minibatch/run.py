@@ -20,7 +20,8 @@ from dgl_mgpu.data.links import hold_out
 from dgl_mgpu.models.heterogeneous import HeteroInputs, RelationalModel, build_relational_model
 from dgl_mgpu.models.homogeneous import INV_SQRT_DEGREES, NodeModel, build_model
 from dgl_mgpu.store.embedding.optimizers import SparseAdam
-from dgl_mgpu.store.global_store import GlobalStore, machine
+from dgl_mgpu.store.global_store import GlobalStore
+from dgl_mgpu.store.memory.machine import machine
 from dgl_mgpu.train.minibatch.evaluation import AllNodes, is_cheaper_for_all_nodes
 from dgl_mgpu.train.minibatch.links import LinkTask
 from dgl_mgpu.train.minibatch.samplers import RandomWalkSampler, SeedBatches

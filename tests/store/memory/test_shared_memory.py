@@ -21,7 +21,7 @@ from dgl_mgpu.errors import PlanDoesNotFitError, RankFailedError, SharedMemoryEr
 from dgl_mgpu.machine import shared_memory
 from dgl_mgpu.machine.shared_memory import SHARED_MEMORY, SharedMemory
 from dgl_mgpu.placement import POLICIES, Plan, TableSpec
-from dgl_mgpu.store.global_store import machine
+from dgl_mgpu.store.memory.machine import machine
 from dgl_mgpu.store.planning import StoreOptions, plan_tables
 from dgl_mgpu.train.launch.launch import launch
 from tests.environment import search_path

@@ -23,7 +23,7 @@ from dgl_mgpu.errors import DeviceMemoryError, RankFailedError
 from dgl_mgpu.ops import gather_rows
 from dgl_mgpu.placement import Tier
 from dgl_mgpu.store.memory import Blueprint, FeatureSource, build
-from dgl_mgpu.store.memory.links import prove_access
+from dgl_mgpu.store.memory.machine import prove_access
 from dgl_mgpu.train.launch.launch import launch
 from tests.store.memory.gpu_runtimes import CountingRuntime, fail, mapped_segments
 from tests.store.memory.layouts import partitioned, plan_of
