@@ -55,18 +55,6 @@ class BlockSamplingGraph(Protocol):
     ) -> SampleFuture[list[EtypeBlock]]:
         """Start sampling all hops of a mini-batch."""
 
-    def pinsage_blocks_async(
-        self,
-        nodes: Any,
-        num_layers: int,
-        num_walks: int,
-        walk_length: int,
-        num_neighbors: int,
-        *,
-        on_host: Any,
-    ) -> SampleFuture[Any]:
-        """Start sampling the blocks of a PinSAGE mini-batch."""
-
     def weight_tables(self, prob: str) -> Sequence[VersionedTable]:
         """The tables that hold edge feature ``prob``."""
 

@@ -112,7 +112,7 @@ def dgl_blocks(
     """
     if sampled and is_passed_as_tensor(next(iter(sampled[0].src_nodes.values()))):
         return tensor_blocks(sampled, graph.ntypes, graph.canonical_etypes, seeds, blanks)
-    return [_block_on_cpu(each, graph, seeds) for each in sampled]
+    return [_block_on_cpu(hop, graph, seeds) for hop in sampled]
 
 
 def _block_on_cpu(sampled: EtypeBlock, graph: Any, seeds: Mapping[str, torch.Tensor]) -> DGLGraph:
@@ -177,12 +177,12 @@ def tensor_blocks(
     ids = next(iter(sampled[0].edges.values())).src
     blanks = blanks or [types.blank(ids.dtype, ids.device) for _ in sampled]
     return [
-        _filled(blank, each, types, ntypes, canonical_etypes, seeds)
-        for blank, each in zip(blanks, sampled, strict=True)
+        _fill(blank, hop, types, ntypes, canonical_etypes, seeds)
+        for blank, hop in zip(blanks, sampled, strict=True)
     ]
 
 
-def _filled(
+def _fill(
     blank: BlankBlock,
     sampled: EtypeBlock,
     types: BlockTypes,

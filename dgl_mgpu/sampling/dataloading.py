@@ -173,7 +173,7 @@ def _may_prefetch(loader: Any) -> bool:
         # Other code may depend on anything, unless it declares that it does not.
         and (type(loader.dataset) in PURE_DATASETS or declares_prefetch_safe(loader.dataset))
         and is_pure(loader.graph_sampler)
-        and all(isinstance(each, BaseTensorStorage) for each in other_storages(loader).values())
+        and all(isinstance(other, BaseTensorStorage) for other in other_storages(loader).values())
         # Another stream may write to a cache.
         and not (caches["node"] or caches["edge"])
     )

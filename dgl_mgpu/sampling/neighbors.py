@@ -58,7 +58,7 @@ def sample_neighbors(
     Returns all nodes, and the sampled edges, one seed's after the other's.  Raises
     InvalidInputError, IdOutOfRangeError or InvalidWeightError.
     """
-    index, where = placed(graph, nodes)
+    index, device = placed(graph, nodes)
     key = new_key()
     samples: list[Sample | None] = []
     for etype, fanout in enumerate(as_tensor(fanouts).tolist()):
@@ -66,14 +66,14 @@ def sample_neighbors(
         if seeds is None or fanout == 0:
             samples.append(None)
             continue
-        view = edges_view(index.relations[etype], format_of(edge_dir), where)
+        view = edges_view(index.relations[etype], format_of(edge_dir), device)
         weights = as_weights(probs[etype])
         etype_key = with_fields(key, etype=etype)
         edges = draw(view, seeds, fanout, etype_key, replace, weights)
         if excluded and not is_null(excluded[etype]):
             edges = keep(edges, staying(edges, excluded[etype]))
         samples.append(Sample(seeds, edges))
-    return as_subgraph(index, samples, edge_dir, where)
+    return as_subgraph(index, samples, edge_dir, device)
 
 
 def sample_neighbors_fused(
@@ -94,9 +94,9 @@ def sample_neighbors_fused(
     from dgl_mgpu.graph.blocks import to_block
 
     frontier = sample_neighbors(graph, nodes, fanouts, edge_dir, probs, excluded, replace)
-    idtype, where = frontier.graph.idtype, frontier.graph.device
+    idtype, device = frontier.graph.idtype, frontier.graph.device
     targets = [
-        torch.empty(0, dtype=idtype, device=where) if is_null(ids) else as_tensor(ids)
+        torch.empty(0, dtype=idtype, device=device) if is_null(ids) else as_tensor(ids)
         for ids in nodes
     ]
     block, sources, edge_places = to_block(frontier.graph, targets, True, [])
@@ -129,17 +129,17 @@ def sample_labors(
     Returns the subgraph, then for each edge type weights of the sampled edges, or an empty tensor
     where all are equal.
     """
-    index, where = placed(graph, nodes)
+    index, device = placed(graph, nodes)
     variates = Variates(as_tensor(random_seed).tolist(), seed2_contribution)
     samples: list[Sample | None] = []
     importances = []
     for etype, fanout in enumerate(as_tensor(fanouts).tolist()):
         seeds = seeds_of(index, nodes, etype, edge_dir)
-        importances.append(torch.empty(0, dtype=torch.float32, device=where))
+        importances.append(torch.empty(0, dtype=torch.float32, device=device))
         if seeds is None or fanout == 0:
             samples.append(None)
             continue
-        edges = all_edges(edges_view(index.relations[etype], format_of(edge_dir), where), seeds)
+        edges = all_edges(edges_view(index.relations[etype], format_of(edge_dir), device), seeds)
         weights = None if is_null(probs[etype]) else as_tensor(probs[etype]).reshape(-1)
         weights = values_at(weights, edges.eids)
         if fanout < 0:
@@ -165,7 +165,7 @@ def sample_labors(
                 importances[-1] = importances[-1][stays]
             edges = keep(edges, stays)
         samples.append(Sample(seeds, edges))
-    return [as_subgraph(index, samples, edge_dir, where), *importances]
+    return [as_subgraph(index, samples, edge_dir, device), *importances]
 
 
 def global_uniform_negative_sampling(
@@ -183,9 +183,9 @@ def global_uniform_negative_sampling(
     times where they are edges.  Here each pair has candidates of its own, and may need more than
     the average pair.
     """
-    index, where = placed(graph, [])
+    index, device = placed(graph, [])
     sources, destinations = negative_edges(
-        edges_view(index.relations[etype], "csc", where),
+        edges_view(index.relations[etype], "csc", device),
         count,
         new_key(),
         replace=replace,
@@ -216,8 +216,4 @@ def select_pinsage_neighbors(
     counts, order = counts.sort(dim=1, descending=True, stable=True)
     counts, order = counts[:, :count], order[:, :count]
     row, rank = counts.nonzero(as_tuple=True)
-    return (
-        visited[row, order[row, rank]],
-        seeds[row],
-        counts[row, rank].to(visited.dtype),
-    )
+    return (visited[row, order[row, rank]], seeds[row], counts[row, rank].to(visited.dtype))

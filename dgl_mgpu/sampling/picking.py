@@ -17,7 +17,7 @@ from dgl_mgpu.graph.dispatch import as_tensor, is_null
 from dgl_mgpu.graph.index import SubgraphIndex
 from dgl_mgpu.ops import SampledNeighbors, SampleKey
 from dgl_mgpu.sampling.seed_edges import (
-    ASKED,
+    ACTION,
     Sample,
     all_edges,
     as_subgraph,
@@ -52,16 +52,16 @@ def sample_neighbors_etype(
     edges are stored by type, makes no difference here.  A seed's sampled edges are in the order of
     their types.
     """
-    index, where = placed(graph, [nodes])
+    index, device = placed(graph, [nodes])
     key = new_key()
     (relation,) = index.relations
     seeds = as_tensor(nodes)
     if is_null(seeds):
-        return as_subgraph(index, [None], edge_dir, where)
+        return as_subgraph(index, [None], edge_dir, device)
     by_type = as_tensor(fanouts).tolist()
-    offsets = torch.tensor([int(each) for each in etype_offset], dtype=torch.int64)
-    edges = all_edges(edges_view(relation, format_of(edge_dir), where), seeds)
-    types = torch.searchsorted(offsets.to(where), edges.eids.long(), right=True) - 1
+    offsets = torch.tensor([int(first) for first in etype_offset], dtype=torch.int64)
+    edges = all_edges(edges_view(relation, format_of(edge_dir), device), seeds)
+    types = torch.searchsorted(offsets.to(device), edges.eids.long(), right=True) - 1
     # A row for each seed and type.
     rows = edge_rows(edges) * len(by_type) + types
     rows, order = torch.sort(rows, stable=True)
@@ -74,18 +74,18 @@ def sample_neighbors_etype(
         weights = values_at(as_weights(joined), edges.eids)
     edges = _pick_by_type(edges, by_type, key, replace, weights)
     edges = edges._replace(indptr=edges.indptr[:: len(by_type)])
-    return as_subgraph(index, [Sample(seeds, edges)], edge_dir, where)
+    return as_subgraph(index, [Sample(seeds, edges)], edge_dir, device)
 
 
 def _joined(probs: Sequence[Any], offsets: torch.Tensor, num_edges: int) -> torch.Tensor:
     """Probabilities by edge id, of those of each type."""
     sizes = torch.cat([offsets[: len(probs)], torch.tensor([num_edges])]).diff().tolist()
-    given = [as_tensor(each) for each in probs]
-    there = next(each for each in given if not is_null(each))
+    by_type = [as_tensor(prob) for prob in probs]
+    like = next(prob for prob in by_type if not is_null(prob))
     return torch.cat(
         [
-            there.new_ones(size) if is_null(each) else each.reshape(-1)
-            for each, size in zip(given, sizes, strict=True)
+            like.new_ones(size) if is_null(prob) else prob.reshape(-1)
+            for prob, size in zip(by_type, sizes, strict=True)
         ]
     )
 
@@ -98,19 +98,19 @@ def _pick_by_type(
     weights: torch.Tensor | None,
 ) -> SampledNeighbors:
     """Pick edges of each row, whose fanout is that of its number modulo their number."""
-    num_rows, where = len(edges.indptr) - 1, edges.eids.device
+    num_rows, device = len(edges.indptr) - 1, edges.eids.device
     of_type = edge_rows(edges) % len(fanouts)
     picked = []
     for fanout in sorted(set(fanouts)):
-        has_it = torch.tensor([each == fanout for each in fanouts], device=where)
-        here = has_it[of_type].nonzero()[:, 0]
-        there = None if weights is None else weights[here]
-        picked.append(pick(keep(edges, here), fanout, key, replace, there))
-    rows, order = torch.cat([edge_rows(each) for each in picked]).sort(stable=True)
+        has_fanout = torch.tensor(fanouts, device=device) == fanout
+        places = has_fanout[of_type].nonzero()[:, 0]
+        place_weights = None if weights is None else weights[places]
+        picked.append(pick(keep(edges, places), fanout, key, replace, place_weights))
+    rows, order = torch.cat([edge_rows(edges) for edges in picked]).sort(stable=True)
     return SampledNeighbors(
         row_bounds(rows, num_rows),
-        torch.cat([each.neighbors for each in picked])[order],
-        torch.cat([each.eids for each in picked])[order],
+        torch.cat([edges.neighbors for edges in picked])[order],
+        torch.cat([edges.eids for edges in picked])[order],
     )
 
 
@@ -129,25 +129,25 @@ def sample_neighbors_biased(
     ``tag_offset``, int, shape (num_nodes, tags + 1), where among a node's edges, which are sorted
     by tag, those of each tag begin.
     """
-    index, where = placed(graph, [nodes])
+    index, device = placed(graph, [nodes])
     key = new_key()
     seeds = as_tensor(nodes)
     if is_null(seeds) or fanout == 0:
-        return as_subgraph(index, [None], edge_dir, where)
-    edges = all_edges(edges_view(index.relations[0], format_of(edge_dir), where), seeds)
-    bias = as_tensor(bias).to(where, torch.float64)
+        return as_subgraph(index, [None], edge_dir, device)
+    edges = all_edges(edges_view(index.relations[0], format_of(edge_dir), device), seeds)
+    bias = as_tensor(bias).to(device, torch.float64)
     counts = values_at(as_tensor(tag_offset), seeds).long().diff(dim=1)
-    tags = torch.arange(len(bias), device=where).repeat(len(seeds))
+    tags = torch.arange(len(bias), device=device).repeat(len(seeds))
     if counts.shape[1] != len(bias) or int(counts.sum()) != len(edges.eids):
         raise InvalidInputError(
-            f"{ASKED} by {len(bias)} tags",
+            f"{ACTION} by {len(bias)} tags",
             f"the graph has offsets of {counts.shape[1]} tags, for {int(counts.sum())} of the"
             f" nodes' {len(edges.eids)} edges",
             "sort the graph with dgl.sort_csc_by_tag, or dgl.sort_csr_by_tag for edge_dir='out'",
         )
     tags = tags.repeat_interleave(counts.flatten(), output_size=len(edges.eids))
     edges = pick(edges, fanout, key, replace, bias[tags])
-    return as_subgraph(index, [Sample(seeds, edges)], edge_dir, where)
+    return as_subgraph(index, [Sample(seeds, edges)], edge_dir, device)
 
 
 def sample_neighbors_topk(
@@ -164,21 +164,21 @@ def sample_neighbors_topk(
     shape (num_edges,).  A seed's edges are in the order of their weights, equal ones as they are
     stored.
     """
-    index, where = placed(graph, nodes)
+    index, device = placed(graph, nodes)
     samples: list[Sample | None] = []
     for etype, count in enumerate(as_tensor(counts).tolist()):
         seeds = seeds_of(index, nodes, etype, edge_dir)
         if seeds is None or count == 0:
             samples.append(None)
             continue
-        edges = all_edges(edges_view(index.relations[etype], format_of(edge_dir), where), seeds)
+        edges = all_edges(edges_view(index.relations[etype], format_of(edge_dir), device), seeds)
         values = values_at(as_tensor(weights[etype]).reshape(-1), edges.eids)
         order = values.argsort(stable=True, descending=not ascending)
         rows, by_row = edge_rows(edges)[order].sort(stable=True)
         order = order[by_row]
         edges = SampledNeighbors(edges.indptr, edges.neighbors[order], edges.eids[order])
         if count > 0:
-            rank = torch.arange(len(rows), device=where) - edges.indptr[rows]
+            rank = torch.arange(len(rows), device=device) - edges.indptr[rows]
             edges = keep(edges, (rank < count).nonzero()[:, 0])
         samples.append(Sample(seeds, edges))
-    return as_subgraph(index, samples, edge_dir, where)
+    return as_subgraph(index, samples, edge_dir, device)

@@ -23,8 +23,7 @@ from dgl_mgpu.ops import sample_neighbors as sample_edges
 from dgl_mgpu.ops.view import GraphView
 from dgl_mgpu.sampling.views import compressed_view, scalars_view
 
-#: What errors say was asked for.
-ASKED = "sample neighbors"
+ACTION = "sample neighbors"
 #: Of weights that operators take.
 WEIGHT_DTYPES = torch.float32, torch.float64, torch.bool, torch.uint8
 
@@ -42,16 +41,16 @@ def placed(graph: HeteroGraphIndex, arrays: Iterable[Any]) -> tuple[TensorIndex,
     """
     if isinstance(graph, TensorIndex):
         return graph, graph.device
-    devices = (each.device for each in arrays if isinstance(each, torch.Tensor))
-    where = next((device for device in devices if device.type != "cpu"), torch.device("cpu"))
+    devices = (array.device for array in arrays if isinstance(array, torch.Tensor))
+    device = next((device for device in devices if device.type != "cpu"), torch.device("cpu"))
     pinned = pinned_tensors(graph)
     if pinned is None:
         raise InvalidInputError(
-            f"sample a graph on the CPU for nodes on {where}",
+            f"sample a graph on the CPU for nodes on {device}",
             "it is not pinned",
-            f"pin it with g.pin_memory_(), move it with g.to('{where}'), or the nodes to the CPU",
+            f"pin it with g.pin_memory_(), move it with g.to('{device}'), or the nodes to the CPU",
         )
-    return pinned, where
+    return pinned, device
 
 
 class Sample(NamedTuple):
@@ -64,7 +63,7 @@ class Sample(NamedTuple):
 def format_of(edge_dir: str) -> str:
     formats = {"in": "csc", "out": "csr"}
     if edge_dir not in formats:
-        raise InvalidInputError(ASKED, f"edge_dir is {edge_dir!r}", "pass 'in' or 'out'")
+        raise InvalidInputError(ACTION, f"edge_dir is {edge_dir!r}", "pass 'in' or 'out'")
     return formats[edge_dir]
 
 
@@ -199,12 +198,12 @@ def pick(
         edges, weights = keep(edges, positive), weights[positive]
     if fanout < 0:
         return edges
-    count, where = len(edges.indptr) - 1, edges.eids.device
+    count, device = len(edges.indptr) - 1, edges.eids.device
     # Without edge ids, they are places.
     matrix = Compressed(edges.indptr, edges.neighbors, None)
     picked = draw(
-        compressed_view(matrix, count, count, where),
-        torch.arange(count, device=where),
+        compressed_view(matrix, count, count, device),
+        torch.arange(count, device=device),
         fanout,
         key,
         replace,
@@ -214,13 +213,13 @@ def pick(
 
 
 def as_subgraph(
-    index: TensorIndex, samples: Sequence[Sample | None], edge_dir: str, where: torch.device
+    index: TensorIndex, samples: Sequence[Sample | None], edge_dir: str, device: torch.device
 ) -> SubgraphIndex:
     """All nodes of a graph, and the sampled edges of each type."""
     relations, induced = [], []
     for relation, sample in zip(index.relations, samples, strict=True):
         if sample is None:
-            near = far = eids = torch.empty(0, dtype=index.idtype, device=where)
+            near = far = eids = torch.empty(0, dtype=index.idtype, device=device)
         else:
             (indptr, far, eids) = sample.edges
             near = sample.seeds.to(far.dtype).repeat_interleave(indptr.diff(), output_size=len(far))

@@ -36,7 +36,7 @@ _DRAWN_TOGETHER = 1 << 22
 #: Edges that are listed at a time, at most, to choose among them.
 _MOST_LISTED = 1 << 22
 
-_ASKED = "walk at random"
+_ACTION = "walk at random"
 
 #: Nodes visited, edges taken, types of nodes.
 Walks = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -77,7 +77,7 @@ def _walk(
     probs: Sequence[Any],
     restart: list[float] | None,
 ) -> Walks:
-    index, where = placed(graph, [nodes])
+    index, device = placed(graph, [nodes])
     path = as_tensor(metapath).tolist()
     if restart is None:
         restart = [0.0] * len(path)
@@ -90,10 +90,10 @@ def _walk(
     types = _node_types(index, path)
     starts, key = as_tensor(nodes), new_key()
     if all(is_null(probs[etype]) for etype in path):
-        edges = torch.empty((len(starts), len(path)), dtype=torch.int64, device=where)
-        views = [edges_view(index.relations[etype], "csr", where) for etype in period(path)]
+        edges = torch.empty((len(starts), len(path)), dtype=torch.int64, device=device)
+        views = [edges_view(index.relations[etype], "csr", device) for etype in period(path)]
         traces = walk_uniformly(
-            views or edges_view(index.relations[0], "csr", where),
+            views or edges_view(index.relations[0], "csr", device),
             starts,
             len(path),
             key,
@@ -101,7 +101,7 @@ def _walk(
             edges=edges,
         )
     else:
-        steps = {etype: _steps(index.relations[etype], probs[etype], where) for etype in set(path)}
+        steps = {etype: _steps(index.relations[etype], probs[etype], device) for etype in set(path)}
         starts = _checked_starts(starts, index.num_nodes(types[0]))
         traces, edges = walk_by_steps([steps[etype] for etype in path], starts, restart, key)
     return traces.to(index.idtype), edges.to(index.idtype), torch.tensor(types, dtype=index.idtype)
@@ -114,7 +114,7 @@ def _node_types(index: TensorIndex, path: list[int]) -> list[int]:
         source, target = index.schema.ends[etype]
         if source != types[-1]:
             raise InvalidInputError(
-                _ASKED,
+                _ACTION,
                 f"step {step} of the metapath, edge type {etype}, begins at node type {source},"
                 f" where the step before it does not end",
                 "pass edge types of which each begins where the one before it ends",
@@ -146,8 +146,8 @@ class _Steps(NamedTuple):
         """For each node the place of the edge that a number in [0, 1) chooses, or -1."""
         if not len(self.indices):
             return torch.full_like(nodes, -1)
-        there = nodes.clamp(min=0)
-        first, last = self.indptr[there].long(), self.indptr[there + 1].long()
+        rows = nodes.clamp(min=0)
+        first, last = self.indptr[rows].long(), self.indptr[rows + 1].long()
         if self.sums is None:
             place = first + _below(random, last - first)
             ends = first == last
@@ -165,12 +165,10 @@ class _Steps(NamedTuple):
         """The nodes to which edges at places lead, and their ids; -1 for place -1."""
         if not len(self.indices):
             return places, places
-        there = places.clamp(min=0)
-        eids = there if self.eids is None else self.eids[there].long()
-        return (
-            torch.where(places < 0, -1, self.indices[there].long()),
-            torch.where(places < 0, -1, eids),
-        )
+        edges = places.clamp(min=0)
+        eids = edges if self.eids is None else self.eids[edges].long()
+        is_none = places < 0
+        return torch.where(is_none, -1, self.indices[edges].long()), torch.where(is_none, -1, eids)
 
 
 def _below(random: torch.Tensor, bounds: torch.Tensor) -> torch.Tensor:
@@ -202,18 +200,18 @@ class StepsByRow(NamedTuple):
         return steps.step(torch.where(nodes < 0, -1, row), random)
 
 
-def _steps(relation: Relation, prob: Any, where: torch.device) -> _Steps | StepsByRow:
+def _steps(relation: Relation, prob: Any, device: torch.device) -> _Steps | StepsByRow:
     weights = None if is_null(prob) else as_tensor(prob)
     if weights is not None and weights.shape != (relation.num_edges,):
         raise InvalidInputError(
-            f"{_ASKED} by probability",
+            f"{_ACTION} by probability",
             f"the probabilities have shape {tuple(weights.shape)}, but there are"
             f" {relation.num_edges} edges",
             "pass one for each edge",
         )
-    if relation.device != where:
-        there = None if weights is None else partial(values_at, weights)
-        return StepsByRow(edges_view(relation, "csr", where), there)
+    if relation.device != device:
+        weights_at = None if weights is None else partial(values_at, weights)
+        return StepsByRow(edges_view(relation, "csr", device), weights_at)
     matrix = relation.csr()
     if weights is None:
         return _Steps(*matrix, sums=None)
@@ -225,7 +223,7 @@ def _sums(weights: torch.Tensor, row: torch.Tensor, num_rows: int) -> torch.Tens
     """Inclusive sums of weights, relative to others of their rows, after a 0; int64."""
     if not bool((weights.isfinite() & (weights >= 0)).all()):
         raise InvalidWeightError(
-            f"{_ASKED} by probability",
+            f"{_ACTION} by probability",
             "a probability is NaN, infinite or negative",
             "make all probabilities finite and at least 0",
         )
@@ -249,7 +247,7 @@ def _checked_starts(starts: torch.Tensor, num_nodes: int) -> torch.Tensor:
     outside = (starts < 0) | (starts >= num_nodes)
     if bool(outside.any()):
         raise IdOutOfRangeError(
-            _ASKED,
+            _ACTION,
             f"node {int(starts[outside][0])} is not among the graph's {num_nodes} nodes",
             f"pass node ids in [0, {num_nodes})",
         )
@@ -267,14 +265,16 @@ def walk_by_steps(
     For each step there are the edges to step along and the probability to end a walk before it.
     Returns nodes and edges as :func:`random_walk`, int64.  Raises InvalidWeightError.
     """
-    where = starts.device
+    device = starts.device
     numbers = occurrences(starts)
-    traces = torch.empty((len(starts), len(steps) + 1), dtype=torch.int64, device=where)
-    edges = torch.empty((len(starts), len(steps)), dtype=torch.int64, device=where)
+    traces = torch.empty((len(starts), len(steps) + 1), dtype=torch.int64, device=device)
+    edges = torch.empty((len(starts), len(steps)), dtype=torch.int64, device=device)
     traces[:, 0] = node = starts
     together = max(1, _DRAWN_TOGETHER // max(1, len(starts)))
     for first in range(0, len(steps), together):
-        streams = torch.arange(first, min(first + together, len(steps)), device=where) + WALK_STREAM
+        streams = (
+            torch.arange(first, min(first + together, len(steps)), device=device) + WALK_STREAM
+        )
         picks, ends = (
             as_uniform(draws)
             for draws in draw_blocks(starts, numbers, streams[:, None], key.fold())
@@ -300,12 +300,7 @@ def pack_traces(
     lengths = goes_on.sum(dim=1)
     walk, step = goes_on.nonzero(as_tuple=True)
     offsets = lengths.cumsum(0) - lengths
-    return (
-        traces[walk, step],
-        types[step],
-        lengths.to(traces.dtype),
-        offsets.to(traces.dtype),
-    )
+    return (traces[walk, step], types[step], lengths.to(traces.dtype), offsets.to(traces.dtype))
 
 
 def node2vec(
@@ -321,23 +316,23 @@ def node2vec(
     proposed by their probabilities and accepted by how the walk goes on, until few are left.
     Source: Grover, Leskovec, «node2vec: Scalable Feature Learning for Networks» (KDD'16).
     """
-    index, where = placed(graph, [nodes])
+    index, device = placed(graph, [nodes])
     if not (0 < p < float("inf") and 0 < q < float("inf")):
-        raise InvalidInputError(_ASKED, f"p is {p} and q is {q}", "pass finite numbers above 0")
+        raise InvalidInputError(_ACTION, f"p is {p} and q is {q}", "pass finite numbers above 0")
     (relation,) = index.relations
-    steps = _steps(relation, prob, where)
+    steps = _steps(relation, prob, device)
     if isinstance(steps, StepsByRow):
         raise InvalidInputError(
-            f"{_ASKED} with node2vec on {where}",
+            f"{_ACTION} with node2vec on {device}",
             "the graph is in the host's memory",
-            f"move the graph with g.to('{where}')",
+            f"move the graph with g.to('{device}')",
         )
     key = new_key()
     starts = _checked_starts(as_tensor(nodes), relation.num_src)
     walker = _Node2vec(relation, steps, 1 / p, 1 / q, key)
     numbers = occurrences(starts)
-    traces = torch.empty((len(starts), length + 1), dtype=torch.int64, device=where)
-    edges = torch.empty((len(starts), length), dtype=torch.int64, device=where)
+    traces = torch.empty((len(starts), length + 1), dtype=torch.int64, device=device)
+    edges = torch.empty((len(starts), length), dtype=torch.int64, device=device)
     traces[:, 0] = node = starts
     for step in range(length):
         before = traces[:, step - 1] if step else None

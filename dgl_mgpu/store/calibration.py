@@ -127,17 +127,17 @@ def calibrate(
     clock = meter or ranks.run_all(_ACTION, lambda: CudaMeter(store.device))
     machine, num_sms = ranks.broadcast_from_rank0(_ACTION, lambda: (clock.machine, clock.num_sms))
     known = ranks.broadcast_from_rank0(_ACTION, lambda: FOUND.read() if cached else {})
-    found: dict[str, int] = {}
+    measured: dict[str, int] = {}
     for name, table in store.tables.items():
         chosen = {"sms": 0, "host_sms": HOST_SMS}
         for what, trial in trials[name].items():
             key = f"{trial.name}; {ranks.size} x {machine}; links {options.links}"
             if not 0 <= known.get(key, -1) <= num_sms:
-                known[key] = found[key] = _fewest(trial, clock, num_sms, ranks)
+                known[key] = measured[key] = _fewest(trial, clock, num_sms, ranks)
             chosen[what] = known[key]
         table.use_sms(**chosen)
-    if found and cached:
-        ranks.broadcast_from_rank0(_ACTION, lambda: FOUND.keep(found))
+    if measured and cached:
+        ranks.broadcast_from_rank0(_ACTION, lambda: FOUND.keep(measured))
     # What was gathered and sampled is not needed any more.
     store.gpu.runtime.trim()
 
@@ -163,19 +163,19 @@ def _fewest(trial: _Trial, meter: CudaMeter, num_sms: int, ranks: Communicator) 
         return max(ranks.all_gather(ranks.run_all(_ACTION, partial(_with_room, measure))))
 
     # What was held up by something else is measured once more.
-    found: dict[int, float] = {}
+    times: dict[int, float] = {}
     for sms in candidates(num_sms):
-        found[sms] = seconds(sms)
-        if found[sms] > _HOPELESS * min(found.values()):
-            found[sms] = min(found[sms], seconds(sms))
-            if found[sms] > _HOPELESS * min(found.values()):
+        times[sms] = seconds(sms)
+        if times[sms] > _HOPELESS * min(times.values()):
+            times[sms] = min(times[sms], seconds(sms))
+            if times[sms] > _HOPELESS * min(times.values()):
                 break
-    best = min(found.values())
-    for sms, once in found.items():
-        if once <= _HOPELESS * best:
-            found[sms] = min(once, seconds(sms))
-    best = min(found.values())
-    sms = min(sms for sms, once in found.items() if once <= trial.slack * best)
+    best = min(times.values())
+    for sms, time in times.items():
+        if time <= _HOPELESS * best:
+            times[sms] = min(time, seconds(sms))
+    best = min(times.values())
+    sms = min(sms for sms, time in times.items() if time <= trial.slack * best)
     return 0 if sms == num_sms else sms
 
 

@@ -15,13 +15,7 @@ from dgl_mgpu.store.edges import ends_of
 from dgl_mgpu.store.embedding.tables import EmbeddingSpec, Specs, read_specs, with_embeddings
 from dgl_mgpu.store.memory import FeatureSource, TopologySource
 from dgl_mgpu.store.memory.format import Source
-from dgl_mgpu.store.table_names import (
-    Nodes,
-    edge_table,
-    ends_table,
-    node_table,
-    topology_table,
-)
+from dgl_mgpu.store.table_names import Nodes, edge_table, ends_table, node_table, topology_table
 from dgl_mgpu.utils.types import CanonicalEtype
 
 # DGL's names in a homogeneous graph.

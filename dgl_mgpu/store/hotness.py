@@ -34,9 +34,7 @@ _FIRST_EPOCH = 2**62
 
 
 def degree_hotness(
-    num_nodes: Mapping[str, int],
-    etypes: Sequence[CanonicalEtype],
-    sources: Mapping[str, Source],
+    num_nodes: Mapping[str, int], etypes: Sequence[CanonicalEtype], sources: Mapping[str, Source]
 ) -> dict[str, np.ndarray]:
     """How often each node is another's neighbour: what sampling reads it in proportion to."""
     counts = {ntype: np.zeros(num, np.int64) for ntype, num in num_nodes.items()}

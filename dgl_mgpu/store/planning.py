@@ -13,14 +13,7 @@ from dgl_mgpu.config.store_options import StoreOptions, parse_bytes
 from dgl_mgpu.errors import ConfigError, PlanDoesNotFitError
 from dgl_mgpu.machine import Topology
 from dgl_mgpu.machine.shared_memory import SharedMemory
-from dgl_mgpu.placement import (
-    Degrees,
-    Plan,
-    Reads,
-    TableSpec,
-    order_by_hotness,
-    solve,
-)
+from dgl_mgpu.placement import Degrees, Plan, Reads, TableSpec, order_by_hotness, solve
 from dgl_mgpu.placement.cost import Resources, estimate
 from dgl_mgpu.store.memory.format import FeatureSource, Source, TopologySource
 from dgl_mgpu.store.memory.machine import linked

@@ -76,9 +76,7 @@ class EmbeddingOptimizer:
         names = [embedding.name for embedding in self._embeddings]
         if not self._embeddings or len({*map(id, self._embeddings)}) != len(self._embeddings):
             raise InvalidInputError(
-                action,
-                f"one of the embeddings {names} is given twice",
-                "pass each one once",
+                action, f"one of the embeddings {names} is given twice", "pass each one once"
             )
         if over_ranks not in ("mean", "sum"):
             raise InvalidInputError(

@@ -107,8 +107,8 @@ def topology_of_ranks(
 
 
 def _for_store(device_info: DeviceInfo) -> int:
-    kept = max(int(device_info.total * _SHARE_FOR_TRAINING), _LEAST_FOR_TRAINING)
-    return max(device_info.free - kept, 0)
+    reserved = max(int(device_info.total * _SHARE_FOR_TRAINING), _LEAST_FOR_TRAINING)
+    return max(device_info.free - reserved, 0)
 
 
 def prove_access(runtime: Runtime, ranks: Communicator) -> np.ndarray:

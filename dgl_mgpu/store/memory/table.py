@@ -141,10 +141,10 @@ class Table:
 
     def memory_of(self, tier: int, part: int) -> str:
         """Where this rank reads a part from: 'device', 'peer', 'host' or 'disk'."""
-        where = self.plan.tiers[tier]
-        if where.memory != "gpu":
-            return where.memory
-        holder = where.source[self.rank][part]
+        placed = self.plan.tiers[tier]
+        if placed.memory != "gpu":
+            return placed.memory
+        holder = placed.source[self.rank][part]
         if holder == HOST:
             return "host"
         return "device" if holder == self.rank else "peer"
