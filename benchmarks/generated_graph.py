@@ -24,9 +24,9 @@ from dgl_mgpu.data.generate import GraphSpec
 from dgl_mgpu.graph.relation import ranges
 from dgl_mgpu.models.homogeneous import INV_SQRT_DEGREES
 from dgl_mgpu.store.graph import StoreGraph
+from dgl_mgpu.store.graph_structure import node_table, topology_table
 from dgl_mgpu.store.memory import FeatureSource, TopologySource
 from dgl_mgpu.store.memory.format import Source
-from dgl_mgpu.store.table_names import node_table, topology_table
 
 _CHUNK = 1 << 26
 _NTYPE = "_N"

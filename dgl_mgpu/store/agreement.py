@@ -21,8 +21,8 @@ from dgl_mgpu.errors import ConfigError, DGLMGPUError, InvalidInputError
 from dgl_mgpu.machine import Topology
 from dgl_mgpu.store.content import Content, Embeddings, of_dataset, of_dgl, require_storable
 from dgl_mgpu.store.embedding.tables import EmbeddingSpec
+from dgl_mgpu.store.graph_structure import Nodes
 from dgl_mgpu.store.memory import TopologySource
-from dgl_mgpu.store.table_names import Nodes
 from dgl_mgpu.utils.types import CanonicalEtype
 
 #: Values to be compared, by what they describe.

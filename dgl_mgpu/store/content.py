@@ -13,9 +13,9 @@ from dgl_mgpu.data import Dataset, HeteroDataset
 from dgl_mgpu.errors import InvalidInputError, nearest
 from dgl_mgpu.store.edges import ends_of
 from dgl_mgpu.store.embedding.tables import EmbeddingSpec, Specs, read_specs, with_embeddings
+from dgl_mgpu.store.graph_structure import Nodes, edge_table, ends_table, node_table, topology_table
 from dgl_mgpu.store.memory import FeatureSource, TopologySource
 from dgl_mgpu.store.memory.format import Source
-from dgl_mgpu.store.table_names import Nodes, edge_table, ends_table, node_table, topology_table
 from dgl_mgpu.utils.types import CanonicalEtype
 
 # DGL's names in a homogeneous graph.

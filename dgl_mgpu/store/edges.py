@@ -24,10 +24,9 @@ from dgl_mgpu.errors import InvalidInputError, UnsupportedByStoreError
 from dgl_mgpu.ops import gather_rows
 from dgl_mgpu.ops.view import FIRST, INDICES, INDPTR, PARTS, START, STOP, GraphView, RowView
 from dgl_mgpu.sampling.seed_edges import all_edges, edge_rows
-from dgl_mgpu.store.graph_structure import GraphStructure
+from dgl_mgpu.store.graph_structure import GraphStructure, ends_table
 from dgl_mgpu.store.memory import Store, TopologySource
 from dgl_mgpu.store.memory.format import EdgeIds, numpy_dtype
-from dgl_mgpu.store.table_names import ends_table
 from dgl_mgpu.utils.types import CanonicalEtype
 
 Edges = torch.Tensor | Mapping[Any, torch.Tensor]

@@ -32,12 +32,12 @@ from dgl_mgpu.store.content import (
 from dgl_mgpu.store.embedding.layer import StoreEmbedding
 from dgl_mgpu.store.embedding.tables import STATES, unfolded
 from dgl_mgpu.store.graph import GRAPH_NAMES, StoreGraph
+from dgl_mgpu.store.graph_structure import Nodes, node_table, state_table
 from dgl_mgpu.store.hotness import degree_hotness, presample_hotness
 from dgl_mgpu.store.memory import Blueprint, Store, build
 from dgl_mgpu.store.memory.format import Source
 from dgl_mgpu.store.memory.machine import machine, prove_access, with_access
 from dgl_mgpu.store.planning import make_blueprint
-from dgl_mgpu.store.table_names import Nodes, node_table, state_table
 
 #: What stores are built with beside `StoreOptions`.
 _OWN_OPTIONS = ("topology", "seed", "seeds", "edges", "embeddings")
@@ -353,7 +353,8 @@ class GlobalStore:
         torch.Size([2, 64])
         """
         ids = torch.as_tensor(ids)
-        return self.graph.get_node_storage(key, ntype).fetch(ids, ids.device, dtype=dtype)
+        storage = self.graph._features.get_node_storage(key, ntype)
+        return storage.fetch(ids, ids.device, dtype=dtype)
 
 
 def sources_of(

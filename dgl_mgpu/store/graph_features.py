@@ -16,10 +16,9 @@ from dgl_mgpu.graph.errors import UnknownFeatureError
 from dgl_mgpu.ops import check_weights
 from dgl_mgpu.ops.view import RowView
 from dgl_mgpu.store.feature_storage import TableStorage, Traffic
-from dgl_mgpu.store.graph_structure import GraphStructure
+from dgl_mgpu.store.graph_structure import GraphStructure, edge_table, feature_of, node_table
 from dgl_mgpu.store.lazy_rows import LazyColumn, NodeOrEdgeType
 from dgl_mgpu.store.memory import Store, Table
-from dgl_mgpu.store.table_names import edge_table, feature_of, node_table
 from dgl_mgpu.utils.types import CanonicalEtype
 
 

@@ -15,9 +15,9 @@ from dgl_mgpu.ops import workspace
 from dgl_mgpu.ops.view import GraphView
 from dgl_mgpu.store.accesses import add_accesses
 from dgl_mgpu.store.graph import StoreGraph
+from dgl_mgpu.store.graph_structure import Nodes, topology_table
 from dgl_mgpu.store.memory import TopologySource
 from dgl_mgpu.store.memory.format import Source, numpy_dtype
-from dgl_mgpu.store.table_names import Nodes, topology_table
 from dgl_mgpu.utils.types import CanonicalEtype
 
 log = logging.getLogger(__name__)

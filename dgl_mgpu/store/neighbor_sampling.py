@@ -29,8 +29,7 @@ from dgl_mgpu.sampling.seed_edges import IdFilter, keep
 from dgl_mgpu.store.batch_keys import BatchKeys
 from dgl_mgpu.store.edges import Edges
 from dgl_mgpu.store.graph_features import GraphFeatures
-from dgl_mgpu.store.graph_structure import GraphStructure
-from dgl_mgpu.store.table_names import Nodes
+from dgl_mgpu.store.graph_structure import GraphStructure, Nodes
 from dgl_mgpu.utils.types import CanonicalEtype
 
 Fanout = int | Mapping[str | CanonicalEtype, int]

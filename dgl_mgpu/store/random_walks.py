@@ -22,9 +22,8 @@ from dgl_mgpu.sampling.seed_edges import all_edges, edge_rows
 from dgl_mgpu.sampling.walks import StepsByRow, period, walk_by_steps
 from dgl_mgpu.store.batch_keys import BatchKeys
 from dgl_mgpu.store.graph_features import GraphFeatures
-from dgl_mgpu.store.graph_structure import GraphStructure
+from dgl_mgpu.store.graph_structure import GraphStructure, Nodes
 from dgl_mgpu.store.neighbor_sampling import SampledBlocks, StoreSampler, destinations
-from dgl_mgpu.store.table_names import Nodes
 from dgl_mgpu.utils.types import CanonicalEtype
 
 Metapath = Sequence[str | CanonicalEtype]

@@ -15,10 +15,10 @@ from dgl_mgpu.ops import device
 from dgl_mgpu.ops.view import RowView
 from dgl_mgpu.store import feature_storage as storage
 from dgl_mgpu.store.content import of_dataset
+from dgl_mgpu.store.graph_structure import topology_table
 from dgl_mgpu.store.hotness import presample_hotness
 from dgl_mgpu.store.memory import TopologySource
 from dgl_mgpu.store.memory.format import RowFormat
-from dgl_mgpu.store.table_names import topology_table
 
 ETYPE = ("_N", "_E", "_N")
 GPU = torch.device("cuda", 0)

@@ -22,10 +22,9 @@ from dgl_mgpu.store.batch_keys import BatchKeys
 from dgl_mgpu.store.edges import EdgeQueries
 from dgl_mgpu.store.graph import GRAPH_NAMES, StoreGraph
 from dgl_mgpu.store.graph_features import GraphFeatures
-from dgl_mgpu.store.graph_structure import GraphStructure
+from dgl_mgpu.store.graph_structure import GraphStructure, Nodes, edge_table
 from dgl_mgpu.store.lazy_rows import LazyColumn, NodeOrEdgeType
 from dgl_mgpu.store.memory import Store
-from dgl_mgpu.store.table_names import Nodes, edge_table
 from dgl_mgpu.utils.types import CanonicalEtype
 
 #: What can be read of a DGLGraph without pinning its memory for a GPU.

@@ -17,9 +17,9 @@ from dgl_mgpu.ops.check import check_integer
 from dgl_mgpu.ops.memory import kernel
 from dgl_mgpu.ops.philox import philox, splitmix64
 from dgl_mgpu.placement import Plan, TablePlan
+from dgl_mgpu.store.graph_structure import node_table, state_table
 from dgl_mgpu.store.memory import Blueprint, FeatureSource
 from dgl_mgpu.store.memory.format import Source
-from dgl_mgpu.store.table_names import node_table, state_table
 
 #: For each optimizer, the tables of state that it keeps beside the rows, by torch's names.
 STATES = {"sgd": (), "adagrad": ("state_sum",), "adam": ("exp_avg", "exp_avg_sq")}

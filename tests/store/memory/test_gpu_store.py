@@ -32,7 +32,7 @@ from dgl_mgpu.machine import preset
 from dgl_mgpu.ops import RowView, gather_rows
 from dgl_mgpu.store.memory import Blueprint, FeatureSource, build
 from dgl_mgpu.store.memory import device as device_module
-from dgl_mgpu.store.memory import rank_memory as upload_module
+from dgl_mgpu.store.memory import device as upload_module
 from dgl_mgpu.store.memory.machine import linked, prove_access, topology_of_ranks
 from dgl_mgpu.store.memory.segment import Segment
 from dgl_mgpu.train.launch.launch import launch

@@ -18,8 +18,8 @@ from dgl_mgpu.comm.communicator import Communicator
 from dgl_mgpu.ops import SampleKey, gather_rows, sample_neighbors
 from dgl_mgpu.placement import order_by_hotness
 from dgl_mgpu.store.memory import Blueprint, FeatureSource, TopologySource, build
+from dgl_mgpu.store.memory import device as upload_module
 from dgl_mgpu.store.memory import format as format_module
-from dgl_mgpu.store.memory import rank_memory as upload_module
 from dgl_mgpu.train.launch.launch import launch
 from tests.store.memory.gpu_runtimes import KINDS, make_runtime
 from tests.store.memory.layouts import partitioned, plan_of, replicated, single
