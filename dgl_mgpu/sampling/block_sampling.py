@@ -248,7 +248,7 @@ def _start(
     g: DGLGraph, nodes: Nodes, fanouts: Sequence[Fanout], prob: str | None, replace: bool
 ) -> tuple[_Batch, SampleFuture[list[EtypeBlock] | None]] | None:
     """A mini-batch and its hops in flight."""
-    batch = _Batch.of(g, nodes)
+    batch = _Batch.for_graph(g, nodes)
     if batch is None or len(fanouts) == 0:
         return None
     hops = [hop for hop in (_by_etype(g, fanout) for fanout in fanouts) if hop is not None]
@@ -280,7 +280,7 @@ class _Batch:
     nodes: Nodes
 
     @classmethod
-    def of(cls, g: DGLGraph, nodes: Any) -> _Batch | None:
+    def for_graph(cls, g: DGLGraph, nodes: Any) -> _Batch | None:
         """None if the graph or the seeds are not supported here."""
         if isinstance(nodes, Mapping):
             seeds = dict(nodes)

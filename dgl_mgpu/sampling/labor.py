@@ -39,7 +39,7 @@ class Variates:
         self._keys = [SampleKey(seed & (1 << 64) - 1).fold() for seed in seeds]
         self._second = second
 
-    def of(self, nodes: torch.Tensor) -> torch.Tensor:
+    def draw(self, nodes: torch.Tensor) -> torch.Tensor:
         """Numbers of nodes, float64 in [0, 1)."""
         first = self._uniform(nodes, self._keys[0])
         if len(set(self._keys)) == 1 or self._second == 0:

@@ -28,9 +28,9 @@ from dgl_mgpu.sampling.seed_edges import (
     format_of,
     keep,
     new_key,
-    placed,
+    not_excluded,
+    resolve_graph,
     seeds_of,
-    staying,
     values_at,
 )
 from dgl_mgpu.sampling.views import edges_view
@@ -58,7 +58,7 @@ def sample_neighbors(
     Returns all nodes, and the sampled edges, one seed's after the other's.  Raises
     InvalidInputError, IdOutOfRangeError or InvalidWeightError.
     """
-    index, device = placed(graph, nodes)
+    index, device = resolve_graph(graph, nodes)
     key = new_key()
     samples: list[Sample | None] = []
     for etype, fanout in enumerate(as_tensor(fanouts).tolist()):
@@ -71,7 +71,7 @@ def sample_neighbors(
         etype_key = with_fields(key, etype=etype)
         edges = draw(view, seeds, fanout, etype_key, replace, weights)
         if excluded and not is_null(excluded[etype]):
-            edges = keep(edges, staying(edges, excluded[etype]))
+            edges = keep(edges, not_excluded(edges, excluded[etype]))
         samples.append(Sample(seeds, edges))
     return as_subgraph(index, samples, edge_dir, device)
 
@@ -129,7 +129,7 @@ def sample_labors(
     Returns the subgraph, then for each edge type weights of the sampled edges, or an empty tensor
     where all are equal.
     """
-    index, device = placed(graph, nodes)
+    index, device = resolve_graph(graph, nodes)
     variates = Variates(as_tensor(random_seed).tolist(), seed2_contribution)
     samples: list[Sample | None] = []
     importances = []
@@ -152,7 +152,7 @@ def sample_labors(
                 edges.indptr,
                 edges.neighbors,
                 fanout,
-                variates.of(named),
+                variates.draw(named),
                 weights,
                 importance_sampling,
             )
@@ -160,10 +160,10 @@ def sample_labors(
         if picked.importances is not None:
             importances[-1] = picked.importances
         if excluded and not is_null(excluded[etype]):
-            stays = staying(edges, excluded[etype])
+            kept_places = not_excluded(edges, excluded[etype])
             if len(importances[-1]):
-                importances[-1] = importances[-1][stays]
-            edges = keep(edges, stays)
+                importances[-1] = importances[-1][kept_places]
+            edges = keep(edges, kept_places)
         samples.append(Sample(seeds, edges))
     return [as_subgraph(index, samples, edge_dir, device), *importances]
 
@@ -183,7 +183,7 @@ def global_uniform_negative_sampling(
     times where they are edges.  Here each pair has candidates of its own, and may need more than
     the average pair.
     """
-    index, device = placed(graph, [])
+    index, device = resolve_graph(graph, [])
     sources, destinations = negative_edges(
         edges_view(index.relations[etype], "csc", device),
         count,

@@ -27,7 +27,7 @@ from dgl_mgpu.sampling.seed_edges import (
     keep,
     new_key,
     pick,
-    placed,
+    resolve_graph,
     row_bounds,
     seeds_of,
     values_at,
@@ -52,7 +52,7 @@ def sample_neighbors_etype(
     edges are stored by type, makes no difference here.  A seed's sampled edges are in the order of
     their types.
     """
-    index, device = placed(graph, [nodes])
+    index, device = resolve_graph(graph, [nodes])
     key = new_key()
     (relation,) = index.relations
     seeds = as_tensor(nodes)
@@ -129,7 +129,7 @@ def sample_neighbors_biased(
     ``tag_offset``, int, shape (num_nodes, tags + 1), where among a node's edges, which are sorted
     by tag, those of each tag begin.
     """
-    index, device = placed(graph, [nodes])
+    index, device = resolve_graph(graph, [nodes])
     key = new_key()
     seeds = as_tensor(nodes)
     if is_null(seeds) or fanout == 0:
@@ -164,7 +164,7 @@ def sample_neighbors_topk(
     shape (num_edges,).  A seed's edges are in the order of their weights, equal ones as they are
     stored.
     """
-    index, device = placed(graph, nodes)
+    index, device = resolve_graph(graph, nodes)
     samples: list[Sample | None] = []
     for etype, count in enumerate(as_tensor(counts).tolist()):
         seeds = seeds_of(index, nodes, etype, edge_dir)

@@ -34,7 +34,9 @@ def new_key() -> SampleKey:
     return SampleKey(seed, batch=call)
 
 
-def placed(graph: HeteroGraphIndex, arrays: Iterable[Any]) -> tuple[TensorIndex, torch.device]:
+def resolve_graph(
+    graph: HeteroGraphIndex, arrays: Iterable[Any]
+) -> tuple[TensorIndex, torch.device]:
     """A call's graph as tensors, and the device on which its arguments have it work.
 
     Raises InvalidInputError if nodes are on a GPU, and the graph is on the CPU and not pinned.
@@ -143,7 +145,7 @@ def find_excluded(ids: IdFilter, test: torch.Tensor) -> torch.Tensor:
     return ids.holds(test).logical_not_().nonzero()[:, 0].to(test.dtype)
 
 
-def staying(edges: SampledNeighbors, excluded: Any) -> torch.Tensor:
+def not_excluded(edges: SampledNeighbors, excluded: Any) -> torch.Tensor:
     """Places of the edges that are not excluded."""
     left_out = IdFilter(as_tensor(excluded).to(edges.eids.device)).holds(edges.eids)
     return left_out.logical_not_().nonzero()[:, 0]

@@ -24,7 +24,7 @@ from dgl_mgpu.ops import random_walk as walk_uniformly
 from dgl_mgpu.ops.philox import WALK_STREAM, as_uniform, draw_blocks
 from dgl_mgpu.ops.view import GraphView
 from dgl_mgpu.ops.walk import occurrences
-from dgl_mgpu.sampling.seed_edges import all_edges, edge_rows, new_key, placed, values_at
+from dgl_mgpu.sampling.seed_edges import all_edges, edge_rows, new_key, resolve_graph, values_at
 from dgl_mgpu.sampling.views import edges_view
 
 #: A row's largest weight as an integer, such that 2**32 edges' weights can be summed.
@@ -77,7 +77,7 @@ def _walk(
     probs: Sequence[Any],
     restart: list[float] | None,
 ) -> Walks:
-    index, device = placed(graph, [nodes])
+    index, device = resolve_graph(graph, [nodes])
     path = as_tensor(metapath).tolist()
     if restart is None:
         restart = [0.0] * len(path)
@@ -316,7 +316,7 @@ def node2vec(
     proposed by their probabilities and accepted by how the walk goes on, until few are left.
     Source: Grover, Leskovec, «node2vec: Scalable Feature Learning for Networks» (KDD'16).
     """
-    index, device = placed(graph, [nodes])
+    index, device = resolve_graph(graph, [nodes])
     if not (0 < p < float("inf") and 0 < q < float("inf")):
         raise InvalidInputError(_ACTION, f"p is {p} and q is {q}", "pass finite numbers above 0")
     (relation,) = index.relations

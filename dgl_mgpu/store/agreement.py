@@ -19,7 +19,7 @@ from dgl_mgpu.config.store_options import StoreOptions, parse_bytes
 from dgl_mgpu.data import Dataset, HeteroDataset
 from dgl_mgpu.errors import ConfigError, DGLMGPUError, InvalidInputError
 from dgl_mgpu.machine import Topology
-from dgl_mgpu.store.content import Content, Embeddings, of_dataset, of_dgl, require_storable
+from dgl_mgpu.store.content import Content, Embeddings, read_dataset, read_graph, require_storable
 from dgl_mgpu.store.embedding.tables import EmbeddingSpec
 from dgl_mgpu.store.graph_structure import Nodes
 from dgl_mgpu.store.memory import TopologySource
@@ -41,14 +41,16 @@ class StoreInput:
     edges: Callable[[], Facts]  # checksums of all edges in their order
 
     @classmethod
-    def of_graph(cls, g: DGLGraph, seeds: Nodes | None) -> StoreInput:
+    def from_graph(cls, g: DGLGraph, seeds: Nodes | None) -> StoreInput:
         """A DGLGraph; reading it raises InvalidInputError if a store cannot take it."""
-        return cls(partial(of_dgl, g, seeds), partial(graph_facts, g), partial(_edges_of_graph, g))
+        return cls(
+            partial(read_graph, g, seeds), partial(graph_facts, g), partial(_edges_of_graph, g)
+        )
 
     @classmethod
-    def of_dataset(cls, dataset: Dataset | HeteroDataset) -> StoreInput:
+    def from_dataset(cls, dataset: Dataset | HeteroDataset) -> StoreInput:
         """A data set; reading it raises InvalidInputError if it is not one."""
-        read = partial(of_dataset, dataset)
+        read = partial(read_dataset, dataset)
         return cls(read, lambda: _facts_of(read()), lambda: _edges_of(read()))
 
 

@@ -48,7 +48,7 @@ class Content:
     embeddings: Specs = field(default_factory=dict)
 
 
-def of_dataset(dataset: Dataset | HeteroDataset) -> Content:
+def read_dataset(dataset: Dataset | HeteroDataset) -> Content:
     """A data set, of one type of nodes and edges or of several, or InvalidInputError."""
     if isinstance(dataset, HeteroDataset):
         return _of_heterogeneous(dataset)
@@ -132,7 +132,7 @@ def require_storable(g: dgl.DGLGraph) -> None:
         )
 
 
-def of_dgl(g: dgl.DGLGraph, seeds: Nodes | None) -> Content:
+def read_graph(g: dgl.DGLGraph, seeds: Nodes | None) -> Content:
     """A graph on the CPU with its node and edge features, or InvalidInputError."""
     require_storable(g)
     sources: dict[str, Source] = {}

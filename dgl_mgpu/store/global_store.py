@@ -24,13 +24,13 @@ from dgl_mgpu.store.content import (
     Content,
     Embeddings,
     StoreSchema,
-    of_dataset,
+    read_dataset,
     with_ends,
     with_learned_rows,
     with_narrow_features,
 )
 from dgl_mgpu.store.embedding.layer import StoreEmbedding
-from dgl_mgpu.store.embedding.tables import STATES, unfolded
+from dgl_mgpu.store.embedding.tables import STATES, unfold_embeddings
 from dgl_mgpu.store.graph import GRAPH_NAMES, StoreGraph
 from dgl_mgpu.store.graph_structure import Nodes, node_table, state_table
 from dgl_mgpu.store.hotness import degree_hotness, presample_hotness
@@ -135,7 +135,7 @@ class GlobalStore:
         RankFailedError
             If another rank failed.
         """
-        data = None if g is None else StoreInput.of_graph(g, seeds)
+        data = None if g is None else StoreInput.from_graph(g, seeds)
         return cls._build(data, seed, edges, embeddings, options)
 
     @classmethod
@@ -165,7 +165,7 @@ class GlobalStore:
         -------
         GlobalStore
         """
-        data = None if dataset is None else StoreInput.of_dataset(dataset)
+        data = None if dataset is None else StoreInput.from_dataset(dataset)
         return cls._build(data, seed, edges, embeddings, options)
 
     @classmethod
@@ -206,7 +206,7 @@ class GlobalStore:
                 on_gpus=runtime is not None,
                 shared=SharedMemory.of_this_machine() if runtime is None else None,
             )
-            blueprint = unfolded(blueprint, content.embeddings, seed)
+            blueprint = unfold_embeddings(blueprint, content.embeddings, seed)
             return content.schema
 
         schema = ranks.broadcast_from_rank0("plan the store", plan)
@@ -369,7 +369,7 @@ def sources_of(
 
     That is what the data say, where it is not given.
     """
-    data = with_narrow_features(of_dataset(dataset), options.narrow_features())
+    data = with_narrow_features(read_dataset(dataset), options.narrow_features())
     data = with_learned_rows(data, embeddings)
     return data.sources, _hotness(data, options, seed) if hotness is None else hotness
 

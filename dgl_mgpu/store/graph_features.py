@@ -33,7 +33,7 @@ class _Feature:
 
     def column(self, ids: torch.Tensor | None) -> LazyColumn:
         """A column of rows ``ids``, all if None, read when they are first looked at."""
-        return LazyColumn.of(self.like, self._scheme, ids, self.read, self.table)
+        return LazyColumn.create(self.like, self._scheme, ids, self.read, self.table)
 
     def read(self, ids: torch.Tensor | None) -> torch.Tensor:
         if ids is None:

@@ -153,8 +153,8 @@ def _view_of(source: TopologySource) -> GraphView:
 
 def _copy_of(source: TopologySource, device: torch.device) -> GraphView:
     """The same in a device's memory."""
-    indptr = _copied(source.indptr, torch.int64, device)
-    indices = _copied(source.indices, source.idtype, device)
+    indptr = _copy_in_chunks(source.indptr, torch.int64, device)
+    indices = _copy_in_chunks(source.indices, source.idtype, device)
     addresses = [indptr.data_ptr(), indices.data_ptr()]
     return _one_segment(source, addresses, device, (indptr, indices))
 
@@ -174,7 +174,7 @@ def _one_segment(
     )
 
 
-def _copied(array: np.ndarray, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+def _copy_in_chunks(array: np.ndarray, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     copy = torch.empty(len(array), dtype=dtype, device=device)
     # In chunks: an array mapped from a file is then never in memory as a whole.
     for begin in range(0, len(array), _CHUNK):

@@ -30,7 +30,7 @@ class LazyColumn(Column):
     table: str | None  # the store's, if they are in one
 
     @classmethod
-    def of(
+    def create(
         cls,
         like: torch.Tensor,
         scheme: Scheme,

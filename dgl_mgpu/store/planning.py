@@ -16,7 +16,7 @@ from dgl_mgpu.machine.shared_memory import SharedMemory
 from dgl_mgpu.placement import Degrees, Plan, Reads, TableSpec, order_by_hotness, solve
 from dgl_mgpu.placement.cost import Resources, estimate
 from dgl_mgpu.store.memory.format import FeatureSource, Source, TopologySource
-from dgl_mgpu.store.memory.machine import linked
+from dgl_mgpu.store.memory.machine import restrict_links
 from dgl_mgpu.store.memory.table import position_dtype
 from dgl_mgpu.store.memory.tables import Blueprint
 
@@ -79,7 +79,7 @@ def plan_tables(
         if options.disk_path is not None:
             held += _staging_bytes(options, order_rows)
         budgets = np.maximum(budgets - held, 0)
-    machine = linked(topology, options.links)
+    machine = restrict_links(topology, options.links)
     host = parse_bytes(options.host_memory, "store.host_memory")
     place = partial(
         solve,

@@ -61,7 +61,7 @@ class ReversedEdges:
         #: Of the edge types that were compared, and of their edges reversed.
         self._fingerprints: dict[CanonicalEtype, tuple[Fingerprint, Fingerprint]] = {}
 
-    def of(self, etype: CanonicalEtype, needs_ids: bool = False) -> GraphView:
+    def view_by_source(self, etype: CanonicalEtype, needs_ids: bool = False) -> GraphView:
         """The edges of a type by source.
 
         Raises UnsupportedByStoreError if no edge type has the edges of ``etype`` reversed; with
@@ -77,6 +77,8 @@ class ReversedEdges:
                 if forward.ends == backward.ends:
                     has_same_ids = forward == backward
                     reversed_views[has_same_ids] = reversed_views[has_same_ids] or view
+                    if has_same_ids:
+                        break
         source, name, target = etype
         if not any(reversed_views.values()):
             raise UnsupportedByStoreError(
@@ -188,7 +190,7 @@ class RandomWalker:
         restart = _by_step(restart_prob, len(path))
         weights = {etype: self._weights_of(etype, prob) for etype in path}
         views = {
-            etype: self.reversed_edges.of(etype, return_eids or rows is not None)
+            etype: self.reversed_edges.view_by_source(etype, return_eids or rows is not None)
             for etype, rows in weights.items()
         }
         if path and not any(weights.values()):
@@ -261,7 +263,7 @@ class RandomWalker:
                     f"the metapath {list(metapath)} does not end at the node type where it begins",
                     "pass edge types of which the last ends at the type where the first begins",
                 )
-            ntype, views = path[0][0], [self.reversed_edges.of(etype) for etype in path]
+            ntype, views = path[0][0], [self.reversed_edges.view_by_source(etype) for etype in path]
         seeds = self.structure.seeds_by_ntype({ntype: nodes})[ntype]
         visited = pinsage_neighbors(
             views,

@@ -27,7 +27,7 @@ from dgl_mgpu.ops.check import check_ids, raise_at_bad_id
 from dgl_mgpu.ops.scatter import SGD, Adagrad, Adam, AlignedTables, Rule, scatter_rows, update_rows
 from dgl_mgpu.ops.view import RowView
 from dgl_mgpu.placement import HOST, TablePlan
-from dgl_mgpu.store.memory.format import RowFormat, narrowed
+from dgl_mgpu.store.memory.format import RowFormat, narrow
 from dgl_mgpu.store.memory.table import Table
 
 #: Of rows that a rank brings at a time, of a table that is replaced.
@@ -287,7 +287,7 @@ class _Changes:
                 f"pass values of shape {shape} and {layout.source_dtype}",
             )
         if layout.dtype != layout.source_dtype:
-            values = narrowed(values.detach(), layout.dtype, "rows")
+            values = narrow(values.detach(), layout.dtype, "rows")
         bad = ((ids < 0) | (ids >= view.num_rows)).nonzero()
         if len(bad):
             raise_at_bad_id([int(bad[0])], ids, view.num_rows, self._action)

@@ -18,7 +18,7 @@ from dgl_mgpu.ops.blocks_cuda import _sample_hops
 from dgl_mgpu.ops.etype_hops_cuda import _sample_etype_hops
 from dgl_mgpu.ops.sample_cuda import _sample_neighbors
 from dgl_mgpu.ops.unique import _append_unique_cuda
-from dgl_mgpu.store.content import of_dgl
+from dgl_mgpu.store.content import read_graph
 from dgl_mgpu.store.hotness import presample_hotness
 from tests.store.memory.fake_gpu import FakeRuntime
 from tests.store.test_graph import hetero_graph, power_law_graph
@@ -53,7 +53,7 @@ def runtime_of(where: torch.device) -> Iterator[Runtime]:
 
 
 def presampled(g, seeds, fanouts, runtime: Runtime | None = None) -> dict[str, np.ndarray]:
-    data = of_dgl(g, None)
+    data = read_graph(g, None)
     graph = data.schema.num_nodes, data.schema.canonical_etypes, data.sources
     return presample_hotness(*graph, seeds, fanouts, 5, 0, runtime)
 

@@ -187,11 +187,11 @@ def test_a_seed_gives_one_sample_and_types_share_it(device):
 
 def test_variates_are_uniform_and_move_from_one_seed_to_the_other():
     nodes = torch.arange(40_000)
-    ends = [Variates([number], 0.0).of(nodes) for number in (3, 4)]
-    assert torch.equal(Variates([3, 4], 0.0).of(nodes), ends[0])
+    ends = [Variates([number], 0.0).draw(nodes) for number in (3, 4)]
+    assert torch.equal(Variates([3, 4], 0.0).draw(nodes), ends[0])
     correlations = []
     for second in (0.0, 0.3, 0.7, 1 - 1e-9):
-        found = Variates([3, 4], second).of(nodes)
+        found = Variates([3, 4], second).draw(nodes)
         assert is_like(np.histogram(found, 20, (0, 1))[0], np.ones(20))
         correlations.append([np.corrcoef(found, each)[0, 1] for each in ends])
     away, towards = np.array(correlations).T

@@ -241,11 +241,11 @@ def test_bad_seeds_and_weights(device):
 
 
 def test_a_graph_on_the_cpu_is_to_be_pinned_for_nodes_on_a_gpu():
-    from dgl_mgpu.sampling.seed_edges import placed
+    from dgl_mgpu.sampling.seed_edges import resolve_graph
 
     g = on_cpp(multigraph)
     with pytest.raises(InvalidInputError, match="pin it"):
-        placed(g._graph, [torch.tensor([3])])
+        resolve_graph(g._graph, [torch.tensor([3])])
 
 
 def test_a_tensor_among_the_arguments_leaves_a_graph_on_the_cpu_to_dgl():

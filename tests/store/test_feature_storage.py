@@ -14,7 +14,7 @@ from dgl_mgpu.errors import IdOutOfRangeError
 from dgl_mgpu.ops import device
 from dgl_mgpu.ops.view import RowView
 from dgl_mgpu.store import feature_storage as storage
-from dgl_mgpu.store.content import of_dataset
+from dgl_mgpu.store.content import read_dataset
 from dgl_mgpu.store.graph_structure import topology_table
 from dgl_mgpu.store.hotness import presample_hotness
 from dgl_mgpu.store.memory import TopologySource
@@ -146,7 +146,7 @@ class _Unchecked(Dataset):
 @pytest.mark.parametrize(("edges", "expected"), [(2**31, torch.int32), (2**31 + 1, torch.int64)])
 def test_ids_are_long_where_edges_are_many(edges, expected):
     some = np.zeros(1, np.int64)
-    data = of_dataset(
+    data = read_dataset(
         _Unchecked(
             name="many edges",
             num_nodes=1,

@@ -18,7 +18,7 @@ from dgl_mgpu.data import Dataset
 PACKAGE = Path(dgl_mgpu.__file__).parent
 PAGE = PACKAGE.parent / "docs" / "architecture.md"
 #: Functions that have a row, or make a view of it, while a store is built.
-CARRIERS = {"bytes_of", "write", "_mapped"}
+CARRIERS = {"bytes_of", "write", "_map"}
 
 
 def dataset(folder: Path, num_nodes: int = 2000) -> Dataset:

@@ -15,7 +15,7 @@ from dgl_mgpu.comm import cuda_runtime
 from dgl_mgpu.errors import ConfigError, IdOutOfRangeError, InvalidInputError
 from dgl_mgpu.placement import load_accesses
 from dgl_mgpu.store import hotness as hotness_module
-from dgl_mgpu.store.content import of_dgl
+from dgl_mgpu.store.content import read_graph
 from dgl_mgpu.store.hotness import degree_hotness, presample_hotness
 from dgl_mgpu.train.launch.launch import launch
 from tests.store.memory.fake_gpu import FakeRuntime
@@ -23,7 +23,7 @@ from tests.store.test_graph import hetero_graph, power_law_graph
 
 
 def graph_of(g):
-    data = of_dgl(g, None)
+    data = read_graph(g, None)
     return data.schema.num_nodes, data.schema.canonical_etypes, data.sources
 
 
@@ -157,7 +157,7 @@ def test_presampling_goes_on_without_a_gpu_that_runs_out_of_memory(monkeypatch, 
     def too_much(*_args):
         raise torch.cuda.OutOfMemoryError("tried to allocate too much\nand more")
 
-    monkeypatch.setattr(hotness_module, "_copied", too_much)
+    monkeypatch.setattr(hotness_module, "_copy_in_chunks", too_much)
     _assert_equal_counts(_presampled(gpu), expected)
     assert "on the CPU: tried to allocate too much" in caplog.text
     assert gpu.trimmed == 2 * 2
@@ -169,13 +169,13 @@ def test_a_store_on_gpus_presamples_there_before_it_is_built(monkeypatch):
     g = power_law_graph()
     options = {"feature_ratio": 0.3, "hotness": "presample", "fanouts": [3], "batch_size": 50}
     held = []
-    copied = hotness_module._copied
+    copied = hotness_module._copy_in_chunks
 
     def copied_while(*args):
         held.append(gpu.used)
         return copied(*args)
 
-    monkeypatch.setattr(hotness_module, "_copied", copied_while)
+    monkeypatch.setattr(hotness_module, "_copy_in_chunks", copied_while)
     store = dgl_mgpu.GlobalStore.from_dgl(g, **options)
     assert held == [0, 0]  # offsets and indices are copied, and nothing of the store is there yet
     on_cpu = dgl_mgpu.GlobalStore.from_dgl(g, **options, device="cpu")

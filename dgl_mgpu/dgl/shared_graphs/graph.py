@@ -104,7 +104,9 @@ class SharedFeatures(GraphFeatures):
         columns = frame._columns
         ids = None if ids_name is None else columns[ids_name].data
         added = {
-            name: LazyColumn.of(column.storage, column.scheme, ids, partial(self._rows, of, column))
+            name: LazyColumn.create(
+                column.storage, column.scheme, ids, partial(self._rows, of, column)
+            )
             for name, column in original._columns.items()
             if name not in columns
         }

@@ -159,7 +159,7 @@ def require_in_memory(plan: Plan, specs: Specs) -> None:
             )
 
 
-def unfolded(blueprint: Blueprint, specs: Specs, seed: int) -> Blueprint:
+def unfold_embeddings(blueprint: Blueprint, specs: Specs, seed: int) -> Blueprint:
     """The blueprint with each embedding's rows and state as tables of their own, placed alike.
 
     Raises ConfigError as :func:`require_in_memory`.

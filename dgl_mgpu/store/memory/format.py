@@ -92,12 +92,12 @@ class FeatureSource:
                 return array.reshape(-1).view(np.uint8)
             rows = torch.from_numpy(array)
         if is_narrowed:
-            rows = narrowed(rows, self.dtype, self.name)
+            rows = narrow(rows, self.dtype, self.name)
         # NumPy lacks bfloat16 and float8; as bytes every type is the same.
         return rows.flatten().view(torch.uint8).numpy()
 
 
-def narrowed(rows: torch.Tensor, dtype: torch.dtype, name: str) -> torch.Tensor:
+def narrow(rows: torch.Tensor, dtype: torch.dtype, name: str) -> torch.Tensor:
     """Rows in another floating-point type, or InvalidInputError beyond its range."""
     narrowed, largest = rows.to(dtype), torch.finfo(dtype).max
     ends = torch.stack(rows.aminmax()) if rows.numel() else rows

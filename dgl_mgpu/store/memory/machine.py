@@ -175,7 +175,7 @@ def _reads(runtime: Runtime, memory: DeviceMemory, handle: bytes, expected: np.n
         return False
 
 
-def linked(topology: Topology, links: str | Sequence[Sequence[int]]) -> Topology:
+def restrict_links(topology: Topology, links: str | Sequence[Sequence[int]]) -> Topology:
     """A machine with only some of its links.
 
     ``links`` is 'auto' for all of them, a preset's name for those that its first GPUs have too, or

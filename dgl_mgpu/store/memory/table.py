@@ -54,9 +54,9 @@ class Table:
         self._staging_bytes = staging_bytes
         self._host_share = host_share
         self._pid = os.getpid()
-        self._view: RowView | GraphView | None = self._mapped()
+        self._view: RowView | GraphView | None = self._map()
 
-    def _mapped(self) -> RowView | GraphView:
+    def _map(self) -> RowView | GraphView:
         # Addresses hold in this process only: a table that reached a DataLoader worker by
         # spawn maps its segments again.
         shards = list(read_shards(self.plan, self.rank))
@@ -158,7 +158,7 @@ class Table:
 
     def __setstate__(self, state: dict) -> None:
         self.__dict__.update(state)
-        self._view = self._mapped()
+        self._view = self._map()
 
 
 def _closed() -> StoreClosedError:

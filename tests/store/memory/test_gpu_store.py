@@ -33,7 +33,7 @@ from dgl_mgpu.ops import RowView, gather_rows
 from dgl_mgpu.store.memory import Blueprint, FeatureSource, build
 from dgl_mgpu.store.memory import device as device_module
 from dgl_mgpu.store.memory import device as upload_module
-from dgl_mgpu.store.memory.machine import linked, prove_access, topology_of_ranks
+from dgl_mgpu.store.memory.machine import prove_access, restrict_links, topology_of_ranks
 from dgl_mgpu.store.memory.segment import Segment
 from dgl_mgpu.train.launch.launch import launch
 from tests.store.memory.fake_gpu import FakeRuntime
@@ -435,12 +435,12 @@ def test_links_that_are_none():
     machine = preset("hgx-h200", 4)
     for links in ([[0, 4]], [[1, 1]], [[0, 1, 2]], 7, [[0, "1"]], "dgx-1000", [0, 1]):
         with pytest.raises(ConfigError):
-            linked(machine, links)
+            restrict_links(machine, links)
     with pytest.raises(ConfigError, match="it has 4"):
-        linked(preset("hgx-h200", 6), "quad-v100")
-    only = linked(machine, [[0, 1]]).link_bandwidth
+        restrict_links(preset("hgx-h200", 6), "quad-v100")
+    only = restrict_links(machine, [[0, 1]]).link_bandwidth
     assert (only > 0).sum() == 4 + 2 and only[0, 1] == machine.link_bandwidth[0, 1]
-    dgx1 = linked(preset("hgx-h200"), "dgx1").link_bandwidth > 0
+    dgx1 = restrict_links(preset("hgx-h200"), "dgx1").link_bandwidth > 0
     assert np.array_equal(dgx1, preset("dgx1").link_bandwidth > 0)
 
 
