@@ -32,7 +32,6 @@ from dgl_mgpu.machine import preset
 from dgl_mgpu.ops import RowView, gather_rows
 from dgl_mgpu.store.memory import Blueprint, FeatureSource, build
 from dgl_mgpu.store.memory import device as device_module
-from dgl_mgpu.store.memory import device as upload_module
 from dgl_mgpu.store.memory.machine import prove_access, restrict_links, topology_of_ranks
 from dgl_mgpu.store.memory.segment import Segment
 from dgl_mgpu.train.launch.launch import launch
@@ -45,9 +44,9 @@ from tests.store.memory.test_tables import ROWS, assert_equal_to_sources, make_b
 def _restored(monkeypatch) -> None:
     """A single rank's work runs in this process; what it replaces is put back."""
     monkeypatch.setattr(cuda_runtime, "find_runtime", cuda_runtime.find_runtime)
-    monkeypatch.setattr(upload_module, "_PART_BYTES", upload_module._PART_BYTES)
+    monkeypatch.setattr(device_module, "_PART_BYTES", device_module._PART_BYTES)
     monkeypatch.setattr(
-        upload_module.UploadChannel, "window_bytes", upload_module.UploadChannel.window_bytes
+        device_module.UploadChannel, "window_bytes", device_module.UploadChannel.window_bytes
     )
 
 
@@ -67,8 +66,8 @@ def build_here(ranks: Communicator, runtime: FakeRuntime, idtype=torch.int64):
 
 
 def _reads_everything(part_bytes: int) -> None:
-    upload_module._PART_BYTES = part_bytes
-    upload_module.UploadChannel.window_bytes = 3 * part_bytes
+    device_module._PART_BYTES = part_bytes
+    device_module.UploadChannel.window_bytes = 3 * part_bytes
     ranks = Communicator.of_this_machine()
     runtime = FakeRuntime(ranks.rank, ranks.size)
     for idtype in (torch.int32, torch.int64):

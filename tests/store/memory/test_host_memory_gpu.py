@@ -18,7 +18,7 @@ from dgl_mgpu.comm.communicator import Communicator
 from dgl_mgpu.ops import SampleKey, gather_rows, sample_neighbors
 from dgl_mgpu.placement import order_by_hotness
 from dgl_mgpu.store.memory import Blueprint, FeatureSource, TopologySource, build
-from dgl_mgpu.store.memory import device as upload_module
+from dgl_mgpu.store.memory import device as device_module
 from dgl_mgpu.store.memory import format as format_module
 from dgl_mgpu.train.launch.launch import launch
 from tests.store.memory.gpu_runtimes import KINDS, make_runtime
@@ -87,8 +87,8 @@ def _blueprint(folder: Path, num_ranks: int, nodes: int) -> Blueprint:
 
 def _builds(kind: str, folder: Path) -> None:
     part = (1 if kind == "fake" else 4) << 20
-    upload_module._PART_BYTES = format_module._CHUNK_BYTES = part
-    upload_module.UploadChannel.window_bytes = 3 * part
+    device_module._PART_BYTES = format_module._CHUNK_BYTES = part
+    device_module.UploadChannel.window_bytes = 3 * part
     ranks, nodes = Communicator.of_this_machine(), NODES[kind]
     blueprint = _blueprint(folder, ranks.size, nodes) if ranks.rank == 0 else None
     if kind == "cuda":  # contexts take memory of the host, too
