@@ -26,18 +26,18 @@ struct Buckets {
     struct alignas(16) Four {
       int counts[4];
     };
-    const int64 each = number / (4 * kThreads);
-    Four* mine = reinterpret_cast<Four*>(counts) + threadIdx.x * each;
+    const int64 num_fours = number / (4 * kThreads);
+    Four* mine = reinterpret_cast<Four*>(counts) + threadIdx.x * num_fours;
     int64 here = 0;
 #pragma unroll 8
-    for (int64 i = 0; i < each; ++i) {
+    for (int64 i = 0; i < num_fours; ++i) {
       const Four four = mine[i];
       here += four.counts[0] + four.counts[1] + four.counts[2] + four.counts[3];
     }
     const Sum sum = block_sum<kThreads>(here);
     int running = static_cast<int>(sum.before);
 #pragma unroll 8
-    for (int64 i = 0; i < each; ++i) {
+    for (int64 i = 0; i < num_fours; ++i) {
       Four four = mine[i];
 #pragma unroll
       for (int& count : four.counts) count = running += count;

@@ -91,12 +91,12 @@ __device__ __forceinline__ Partial<Number> merged(Partial<Number> left, Partial<
 
 // How many rows begin before an item. The warp's lanes look at 32 rows at a time.
 template <typename Id, typename Score>
-__device__ __forceinline__ int64 rows_before(const Request<Id, Score>& asked, int64 item) {
-  int64 low = max(item - asked.num_entries, 0ll), high = min(item, asked.num_rows);
+__device__ __forceinline__ int64 rows_before(const Request<Id, Score>& request, int64 item) {
+  int64 low = max(item - request.num_entries, 0ll), high = min(item, request.num_rows);
   while (low < high) {
     const int64 step = (high - low + 31) / 32;
     const int64 row = low + step * (threadIdx.x % 32 + 1) - 1;
-    const bool before = row < high && asked.ItemOf(row) < item;
+    const bool before = row < high && request.ItemOf(row) < item;
     const int passed = __popc(__ballot_sync(kAllLanes, before));
     high = min(high, low + (passed + 1) * step - 1);
     low += passed * step;
@@ -114,16 +114,16 @@ struct Share {
 };
 
 template <typename Id, typename Score>
-__device__ __forceinline__ Share share_between(const Request<Id, Score>& asked, int64 at,
+__device__ __forceinline__ Share share_between(const Request<Id, Score>& request, int64 at,
                                                int64 first_row, int64 end_row) {
-  Share share{first_row, end_row, asked.EntriesBefore(at, first_row), 0, 0, 0};
-  const int64 end = asked.EntriesBefore(at + 1, end_row);
+  Share share{first_row, end_row, request.EntriesBefore(at, first_row), 0, 0, 0};
+  const int64 end = request.EntriesBefore(at + 1, end_row);
   share.count = static_cast<int>(end - share.first_entry);
   share.own_begin = share.own_end = share.count;
   if (first_row < end_row) {
-    share.own_begin = static_cast<int>(asked.indptr[first_row] - share.first_entry);
-    if (asked.indptr[end_row] > end) {
-      share.own_end = static_cast<int>(asked.indptr[end_row - 1] - share.first_entry);
+    share.own_begin = static_cast<int>(request.indptr[first_row] - share.first_entry);
+    if (request.indptr[end_row] > end) {
+      share.own_end = static_cast<int>(request.indptr[end_row - 1] - share.first_entry);
     }
   }
   return share;
@@ -152,20 +152,20 @@ template <typename Number, int kColumns>
 struct Board {
   Number values[Layout<kColumns>::kEntries * kColumns];
   Number warps[kWarps][kColumns];
-  bool begun[kWarps];  // a row begins in the warp's runs
+  bool has_start[kWarps];  // a row begins in the warp's runs
   uint32 starts[Layout<kColumns>::kEntries / 32 + 2];
 };
 
 // Marks the entries that rows begin with; all threads see the marks.
 template <int kColumns, typename Number, typename Id, typename Score>
-__device__ __forceinline__ RunRows find_rows(const Request<Id, Score>& asked, const Share& share,
+__device__ __forceinline__ RunRows find_rows(const Request<Id, Score>& request, const Share& share,
                                              Board<Number, kColumns>& board) {
   for (int i = threadIdx.x; i < Layout<kColumns>::kEntries / 32 + 2; i += kThreads) {
     board.starts[i] = 0;
   }
   __syncthreads();
   for (int64 row = share.first_row + threadIdx.x; row < share.end_row; row += kThreads) {
-    const int entry = static_cast<int>(asked.indptr[row] - share.first_entry);
+    const int entry = static_cast<int>(request.indptr[row] - share.first_entry);
     atomicOr(board.starts + entry / 32, 1u << entry % 32);
   }
   __syncthreads();
@@ -174,15 +174,15 @@ __device__ __forceinline__ RunRows find_rows(const Request<Id, Score>& asked, co
       board.starts[first / 32] | static_cast<uint64>(board.starts[first / 32 + 1]) << 32;
   RunRows rows;
   rows.starts = static_cast<uint32>(words >> first % 32) & ((1u << kRun) - 1);
-  const int found = __popc(rows.starts);
+  const int num_starts = __popc(rows.starts);
   const bool counts = Layout<kColumns>::Column() == 0;
-  const int64 before = block_sum<kThreads>(counts ? found : 0).before;
-  rows.before = static_cast<int>(before) - (counts ? 0 : found);
-  const uint32 begun = __ballot_sync(kAllLanes, found != 0);
-  const uint32 here = begun & (kAllLanes >> (31 - lane));
+  const int64 before = block_sum<kThreads>(counts ? num_starts : 0).before;
+  rows.before = static_cast<int>(before) - (counts ? 0 : num_starts);
+  const uint32 starting_lanes = __ballot_sync(kAllLanes, num_starts != 0);
+  const uint32 here = starting_lanes & (kAllLanes >> (31 - lane));
   rows.reach = lane / kColumns - (here == 0 ? 0 : (31 - __clz(here)) / kColumns);
-  rows.continues = (begun & ((1u << lane / kColumns * kColumns) - 1)) == 0;
-  if (lane == 0) board.begun[threadIdx.x / 32] = begun != 0;
+  rows.continues = (starting_lanes & ((1u << lane / kColumns * kColumns) - 1)) == 0;
+  if (lane == 0) board.has_start[threadIdx.x / 32] = starting_lanes != 0;
   return rows;
 }
 
@@ -229,7 +229,7 @@ __device__ __forceinline__ void reduce_rows(const RunRows& rows, Number nothing,
     for (int other = 0; other < kWarps - 1; ++other) {
       if (other >= warp) break;
       const Number theirs = board.warps[other][column];
-      earlier = board.begun[other] ? theirs : Reduction::Of(earlier, theirs);
+      earlier = board.has_start[other] ? theirs : Reduction::Of(earlier, theirs);
     }
     row = Reduction::Of(earlier, row);
   }
@@ -268,19 +268,19 @@ __device__ __forceinline__ void with_results(const RunRows& rows,
 // Calls `with(i, entry, address)` for every kPeers-th entry of the share and its element of an array
 // of edges, so that neighbouring threads take neighbouring ones. There may be fewer entries.
 template <int kColumns, typename Id, typename Score, typename Address, typename With>
-__device__ __forceinline__ void across(const Request<Id, Score>& asked, const Share& share,
+__device__ __forceinline__ void across(const Request<Id, Score>& request, const Share& share,
                                        Address array, int64 column, With with) {
   constexpr int kPeers = Layout<kColumns>::kPeers;
-  const int peer = Layout<kColumns>::Peer(), columns = static_cast<int>(asked.columns);
+  const int peer = Layout<kColumns>::Peer(), columns = static_cast<int>(request.columns);
   array += column;
-  if (asked.eids == nullptr) {
+  if (request.eids == nullptr) {
     array += (share.first_entry + peer) * columns;
     const int step = kPeers * columns;
 #pragma unroll
     for (int i = 0; i < kRun; ++i) with(i, i * kPeers + peer, array + i * step);
     return;
   }
-  const Id* eids = asked.eids + share.first_entry + peer;
+  const Id* eids = request.eids + share.first_entry + peer;
   Id edges[kRun];  // all are under way before the first is needed
 #pragma unroll
   for (int i = 0; i < kRun; ++i) {
@@ -294,13 +294,13 @@ __device__ __forceinline__ void across(const Request<Id, Score>& asked, const Sh
 
 // Asks for the entries of a share; beyond the last they are `missing`.
 template <int kColumns, typename Number, typename Id, typename Score>
-__device__ __forceinline__ void read_across(const Request<Id, Score>& asked, const Share& share,
+__device__ __forceinline__ void read_across(const Request<Id, Score>& request, const Share& share,
                                             const Score* array, int64 column, Number missing,
                                             Score (&read)[kRun]) {
-  const int count = column < asked.columns ? share.count : 0;
+  const int count = column < request.columns ? share.count : 0;
   Score none;
   store(missing, &none);
-  across<kColumns>(asked, share, array, column, [&](int i, int entry, const Score* address) {
+  across<kColumns>(request, share, array, column, [&](int i, int entry, const Score* address) {
     read[i] = entry < count ? *address : none;
   });
 }
@@ -323,7 +323,7 @@ __device__ __forceinline__ void make_runs(const Score (&read)[kRun],
 
 // Writes the entries of whole rows.
 template <int kColumns, typename Number, typename Id, typename Score>
-__device__ __forceinline__ void write_runs(const Request<Id, Score>& asked, const Share& share,
+__device__ __forceinline__ void write_runs(const Request<Id, Score>& request, const Share& share,
                                            int64 column, const Number (&values)[kRun],
                                            Board<Number, kColumns>& board) {
   __syncthreads();
@@ -333,45 +333,45 @@ __device__ __forceinline__ void write_runs(const Request<Id, Score>& asked, cons
     board.values[(first + i) * kColumns + Layout<kColumns>::Column()] = values[i];
   }
   __syncthreads();
-  const int begin = share.own_begin, end = column < asked.columns ? share.own_end : 0;
-  across<kColumns>(asked, share, asked.out, column, [&](int i, int entry, Score* address) {
+  const int begin = share.own_begin, end = column < request.columns ? share.own_end : 0;
+  across<kColumns>(request, share, request.out, column, [&](int i, int entry, Score* address) {
     if (entry >= begin && entry < end) store(board.values[i * kThreads + threadIdx.x], address);
   });
 }
 
 template <typename Id, typename Score, int kColumns, bool kGradient>
 __global__ void __launch_bounds__(kThreads, kResident<Score, kGradient>)
-    reduce_shares(Request<Id, Score> asked) {
+    reduce_shares(Request<Id, Score> request) {
   using Number = typename Computed<Score>::Type;
   __shared__ Board<Number, kColumns> board;
   __shared__ int64 bounds[2];
-  const int64 groups = (asked.columns + kColumns - 1) / kColumns;
+  const int64 groups = (request.columns + kColumns - 1) / kColumns;
   const int64 at = blockIdx.x / groups;
   const int64 column = blockIdx.x % groups * kColumns + Layout<kColumns>::Column();
   if (threadIdx.x < 64) {
     const int which = threadIdx.x / 32;
-    const int64 item = min((at + which) * asked.share, asked.num_rows + asked.num_entries);
-    const int64 rows = rows_before(asked, item);
+    const int64 item = min((at + which) * request.share, request.num_rows + request.num_entries);
+    const int64 rows = rows_before(request, item);
     if (threadIdx.x % 32 == 0) {
       bounds[which] = rows;
-      asked.first_rows[at + which] = rows;
+      request.first_rows[at + which] = rows;
     }
   }
   __syncthreads();
-  const Share share = share_between(asked, at, bounds[0], bounds[1]);
+  const Share share = share_between(request, at, bounds[0], bounds[1]);
   const Number missing = kGradient ? 0 : lowest<Number>();
   Score read[kRun];
-  read_across<kColumns>(asked, share, asked.scores, column, missing, read);
-  const RunRows rows = find_rows(asked, share, board);  // while they come
+  read_across<kColumns>(request, share, request.scores, column, missing, read);
+  const RunRows rows = find_rows(request, share, board);  // while they come
   // Of the block's first row and, for the last peers, its last one.
   const int begins = Layout<kColumns>::Column();
   const int ends = (rows.before + __popc(rows.starts)) * kColumns + begins;
   Number values[kRun];
-  Partial<Number> begun{0, 0}, ended{0, 0};
+  Partial<Number> first_row{0, 0}, last_row{0, 0};
   if constexpr (kGradient) {
     Number out[kRun];
     make_runs(read, board, out);
-    read_across<kColumns>(asked, share, asked.gradients, column, missing, read);
+    read_across<kColumns>(request, share, request.gradients, column, missing, read);
     make_runs(read, board, values);
     reduce_rows<Total>(rows, Number{0}, board, [&](int i) { return out[i] * values[i]; });
     with_results(
@@ -381,8 +381,8 @@ __global__ void __launch_bounds__(kThreads, kResident<Score, kGradient>)
     make_runs(read, board, values);
     const auto value = [&](int i) { return values[i]; };
     reduce_rows<Largest>(rows, missing, board, value);
-    begun.largest = board.values[begins];
-    ended.largest = board.values[ends];
+    first_row.largest = board.values[begins];
+    last_row.largest = board.values[ends];
     with_results(
         rows, board, [](Number largest) { return base_of(largest); },
         [&](int i, Number base) { values[i] = exponential_of(values[i] - base); });
@@ -391,35 +391,35 @@ __global__ void __launch_bounds__(kThreads, kResident<Score, kGradient>)
         rows, board, [](Number sum) { return 1 / sum; },
         [&](int i, Number scale) { values[i] *= scale; });
   }
-  begun.sum = board.values[begins];
-  ended.sum = board.values[ends];
+  first_row.sum = board.values[begins];
+  last_row.sum = board.values[ends];
   const bool last_peer = Layout<kColumns>::Peer() == Layout<kColumns>::kPeers - 1;
-  if (last_peer && column < asked.columns && asked.num_shares > 1) {
-    *asked.template PartialOf<Number>(at, false, column) = begun;
-    *asked.template PartialOf<Number>(at, true, column) = ended;
+  if (last_peer && column < request.columns && request.num_shares > 1) {
+    *request.template PartialOf<Number>(at, false, column) = first_row;
+    *request.template PartialOf<Number>(at, true, column) = last_row;
   }
-  write_runs(asked, share, column, values, board);
+  write_runs(request, share, column, values, board);
 }
 
 // Merges the parts of rows that more than one share has. A warp takes the row that a share ends
 // amid, and leaves the whole row's in place of that share's part.
 template <typename Id, typename Score, int kColumns>
-__global__ void __launch_bounds__(kThreads) merge_shares(Request<Id, Score> asked) {
+__global__ void __launch_bounds__(kThreads) merge_shares(Request<Id, Score> request) {
   using Number = typename Computed<Score>::Type;
   const int lane = threadIdx.x % 32;
-  const int64 groups = (asked.columns + kColumns - 1) / kColumns;
+  const int64 groups = (request.columns + kColumns - 1) / kColumns;
   const int64 warp = static_cast<int64>(blockIdx.x) * kWarps + threadIdx.x / 32;
   const int64 at = warp / groups;
-  if (at >= asked.num_shares) return;
-  const int64 row = asked.first_rows[at + 1] - 1;
-  if (row < asked.first_rows[at]) return;
-  const int64 last = (asked.ItemOf(row + 1) - 1) / asked.share;
+  if (at >= request.num_shares) return;
+  const int64 row = request.first_rows[at + 1] - 1;
+  if (row < request.first_rows[at]) return;
+  const int64 last = (request.ItemOf(row + 1) - 1) / request.share;
   if (last == at) return;
   const int64 column = warp % groups * kColumns + lane % kColumns;
   Partial<Number> whole{lowest<Number>(), 0};
-  if (column < asked.columns) {
+  if (column < request.columns) {
     for (int64 other = at + lane / kColumns; other <= last; other += 32 / kColumns) {
-      whole = merged(whole, *asked.template PartialOf<Number>(other, other == at, column));
+      whole = merged(whole, *request.template PartialOf<Number>(other, other == at, column));
     }
   }
 #pragma unroll
@@ -428,36 +428,37 @@ __global__ void __launch_bounds__(kThreads) merge_shares(Request<Id, Score> aske
                                  __shfl_down_sync(kAllLanes, whole.sum, offset)};
     whole = merged(whole, theirs);
   }
-  if (lane < kColumns && column < asked.columns) {
-    *asked.template PartialOf<Number>(at, true, column) = whole;
+  if (lane < kColumns && column < request.columns) {
+    *request.template PartialOf<Number>(at, true, column) = whole;
   }
 }
 
 // Writes the rows that more than one share has.
 template <typename Id, typename Score, int kColumns, bool kGradient>
-__global__ void __launch_bounds__(kFinishThreads) finish_shares(Request<Id, Score> asked) {
+__global__ void __launch_bounds__(kFinishThreads) finish_shares(Request<Id, Score> request) {
   using Number = typename Computed<Score>::Type;
-  const int64 groups = (asked.columns + kColumns - 1) / kColumns;
+  const int64 groups = (request.columns + kColumns - 1) / kColumns;
   const int64 at = blockIdx.x / groups;
   const int64 column = blockIdx.x % groups * kColumns + threadIdx.x % kColumns;
-  const Share share = share_between(asked, at, asked.first_rows[at], asked.first_rows[at + 1]);
-  const int begun = share.own_begin, ended = share.count - share.own_end;
-  if (begun + ended == 0 || column >= asked.columns) return;
+  const Share share =
+      share_between(request, at, request.first_rows[at], request.first_rows[at + 1]);
+  const int head = share.own_begin, tail = share.count - share.own_end;
+  if (head + tail == 0 || column >= request.columns) return;
   Partial<Number> first{0, 0}, second{0, 0};
-  if (begun > 0) {
-    const int64 from = asked.ItemOf(share.first_row - 1) / asked.share;
-    first = *asked.template PartialOf<Number>(from, true, column);
+  if (head > 0) {
+    const int64 from = request.ItemOf(share.first_row - 1) / request.share;
+    first = *request.template PartialOf<Number>(from, true, column);
   }
-  if (ended > 0) second = *asked.template PartialOf<Number>(at, true, column);
-  for (int i = threadIdx.x / kColumns; i < begun + ended; i += kFinishThreads / kColumns) {
-    const Partial<Number> row = i < begun ? first : second;
-    const int64 entry = share.first_entry + (i < begun ? i : share.own_end + i - begun);
-    const int64 place = asked.EdgeOf(entry) * asked.columns + column;
-    const Number score = number(asked.scores[place]);
+  if (tail > 0) second = *request.template PartialOf<Number>(at, true, column);
+  for (int i = threadIdx.x / kColumns; i < head + tail; i += kFinishThreads / kColumns) {
+    const Partial<Number> row = i < head ? first : second;
+    const int64 entry = share.first_entry + (i < head ? i : share.own_end + i - head);
+    const int64 place = request.EdgeOf(entry) * request.columns + column;
+    const Number score = number(request.scores[place]);
     if constexpr (kGradient) {
-      store(score * (number(asked.gradients[place]) - row.sum), asked.out + place);
+      store(score * (number(request.gradients[place]) - row.sum), request.out + place);
     } else {
-      store(exponential_of(score - base_of(row.largest)) / row.sum, asked.out + place);
+      store(exponential_of(score - base_of(row.largest)) / row.sum, request.out + place);
     }
   }
 }

@@ -76,11 +76,11 @@ struct Staging {
   const int64* tags;  // position of the row in each slot, or -1
   const char* cache;
   int64 slots;
-  int64* aside;  // for each place in `out`, the position of the row still to be read, or -1
+  int64* miss_positions;  // for each row of `out`, the position that is still to be read, or -1
 };
 
 // Where a row is, 0 if it is to be zeros, and where in `out` it goes, -1 if nowhere.
-struct Found {
+struct SourceRow {
   int64 source;
   int64 place;
 };
@@ -152,15 +152,16 @@ struct HostRows {
   }
 };
 
-// Rows of gathers, times 2^32, and those of them in host memory: `counted` by blocks, and `told` to the
-// host, which does not wait for it. No address where nobody asks.
+// Rows of gathers, times 2^32, plus those of them in host memory. Blocks add to `device_counter`
+// and copy its value to `host_counter`, which the host reads without waiting. Both are null where
+// rows are not counted.
 struct HostReads {
-  uint64* counted;
-  volatile uint64* told;
+  uint64* device_counter;
+  volatile uint64* host_counter;
 
   __device__ __forceinline__ void Add(int64 rows, int64 in_host_memory) const {
     const uint64 more = static_cast<uint64>(rows) << 32 | static_cast<uint64>(in_host_memory);
-    *told = atomicAdd(counted, more) + more;
+    *host_counter = atomicAdd(device_counter, more) + more;
   }
 };
 
@@ -194,21 +195,21 @@ struct Request {
 // Calls `with(i, position)` for each row in host memory that is asked for, and for each id that is
 // no row. Several look-ups a thread at once: what takes the time is to wait for memory.
 template <typename Seed, typename Position, typename With>
-__device__ __forceinline__ void each_host_row(const Request<Seed, Position>& asked, With with) {
+__device__ __forceinline__ void each_host_row(const Request<Seed, Position>& request, With with) {
   constexpr int kAtOnce = 4;
   const int64 threads = static_cast<int64>(gridDim.x) * kThreads;
-  for (int64 start = static_cast<int64>(blockIdx.x) * kThreads + threadIdx.x; start < asked.count;
+  for (int64 start = static_cast<int64>(blockIdx.x) * kThreads + threadIdx.x; start < request.count;
        start += kAtOnce * threads) {
     int64 at[kAtOnce];
 #pragma unroll
     for (int u = 0; u < kAtOnce; ++u) {
       const int64 i = start + u * threads;
-      at[u] = i < asked.count ? asked.PositionOf(asked.ids[i]) : 0;
+      at[u] = i < request.count ? request.PositionOf(request.ids[i]) : 0;
     }
 #pragma unroll
     for (int u = 0; u < kAtOnce; ++u) {
       const int64 i = start + u * threads;
-      if (i < asked.count && asked.host.Has(at[u])) with(i, at[u]);
+      if (i < request.count && request.host.Has(at[u])) with(i, at[u]);
     }
   }
 }
@@ -216,17 +217,18 @@ __device__ __forceinline__ void each_host_row(const Request<Seed, Position>& ask
 // Where in the list each bucket's rows end. The block that is the last to count adds them up: that
 // spares the host two launches, which take longer than it does.
 template <typename Seed, typename Position>
-__global__ void __launch_bounds__(kThreads) count_host_rows(Request<Seed, Position> asked) {
-  const HostRows& host = asked.host;
-  each_host_row(asked, [&](int64, int64 at) { host.buckets.Count(at < 0 ? at : at - host.start); });
+__global__ void __launch_bounds__(kThreads) count_host_rows(Request<Seed, Position> request) {
+  const HostRows& host = request.host;
+  each_host_row(
+      request, [&](int64, int64 at) { host.buckets.Count(at < 0 ? at : at - host.start); });
   if (host.AllCounted()) host.buckets.Accumulate<kThreads>();
 }
 
 // Lists them.
 template <typename Seed, typename Position>
-__global__ void __launch_bounds__(kThreads) list_host_rows(Request<Seed, Position> asked) {
-  const HostRows& host = asked.host;
-  each_host_row(asked, [&](int64 i, int64 at) {
+__global__ void __launch_bounds__(kThreads) list_host_rows(Request<Seed, Position> request) {
+  const HostRows& host = request.host;
+  each_host_row(request, [&](int64 i, int64 at) {
     const int place = host.buckets.TakePlace(at < 0 ? at : at - host.start);
     host.positions[place] = at;
     host.places[place] = static_cast<int>(i);
@@ -236,86 +238,86 @@ __global__ void __launch_bounds__(kThreads) list_host_rows(Request<Seed, Positio
 // Copies `count` rows on the warps of `blocks` blocks, of which this is number `block`. `find` says
 // of each where it comes from (0 for a row of zeros) and its place in `out`, -1 for none.
 template <typename Move, int kUnroll, typename Seed, typename Position, typename Find>
-__device__ __forceinline__ void gather_rows(const Request<Seed, Position>& asked, int64 count,
+__device__ __forceinline__ void gather_rows(const Request<Seed, Position>& request, int64 count,
                                             int64 block, int64 blocks, Find find) {
   const int lane = threadIdx.x % 32;
-  const int slots = static_cast<int>(asked.row_slots);
-  const RowShape shape{asked.row_bytes, slots,
-                       asked.row_slots * sizeof(typename Move::Held) != asked.row_bytes,
+  const int slots = static_cast<int>(request.row_slots);
+  const RowShape shape{request.row_bytes, slots,
+                       request.row_slots * sizeof(typename Move::Held) != request.row_bytes,
                        0xffffffffu / slots + 1};
   const int64 warps = blocks * (kThreads / 32);
-  for (int64 start = (block * (kThreads / 32) + threadIdx.x / 32) * asked.warp_rows; start < count;
-       start += warps * asked.warp_rows) {
-    const int rows = static_cast<int>(min(count - start, asked.warp_rows));
-    Found found{0, -1};
-    if (lane < rows) found = find(start + lane);
+  for (int64 start = (block * (kThreads / 32) + threadIdx.x / 32) * request.warp_rows;
+       start < count; start += warps * request.warp_rows) {
+    const int rows = static_cast<int>(min(count - start, request.warp_rows));
+    SourceRow row{0, -1};
+    if (lane < rows) row = find(start + lane);
     const int64 target =
-        found.place < 0
+        row.place < 0
             ? 0
-            : reinterpret_cast<int64>(asked.out + found.place * Move::Wanted(asked.row_bytes));
-    copy_rows<Move, kUnroll>(found.source, target, rows, shape);
+            : reinterpret_cast<int64>(request.out + row.place * Move::Wanted(request.row_bytes));
+    copy_rows<Move, kUnroll>(row.source, target, rows, shape);
   }
 }
 
 template <typename Move, int kUnroll, typename Seed, typename Position>
-__device__ __forceinline__ void gather_all(const Request<Seed, Position>& asked) {
-  const Staging& staging = asked.staging;
-  const HostRows& host = asked.host;
-  const Rows<int> table{asked.tiers, static_cast<int>(asked.num_tiers), nullptr};
+__device__ __forceinline__ void gather_all(const Request<Seed, Position>& request) {
+  const Staging& staging = request.staging;
+  const HostRows& host = request.host;
+  const Rows<int> table{request.tiers, static_cast<int>(request.num_tiers), nullptr};
   const auto address_of = [&](int64 at) {
     const Place place = table.Find(at);
-    const int64 segment = asked.pointers[place.segment];
-    return segment == 0 ? 0 : segment + place.row * asked.row_bytes;
+    const int64 segment = request.pointers[place.segment];
+    return segment == 0 ? 0 : segment + place.row * request.row_bytes;
   };
-  const bool counts = asked.reads.counted != nullptr;
-  if (blockIdx.x < asked.host_blocks) {
+  const bool counts = request.reads.device_counter != nullptr;
+  if (blockIdx.x < request.host_blocks) {
     const int64 listed = host.buckets.counts[host.buckets.number];
-    if (counts && blockIdx.x == 0 && threadIdx.x == 0) asked.reads.Add(asked.count, listed);
-    gather_rows<Move, kUnroll>(asked, listed, blockIdx.x, asked.host_blocks, [&](int64 i) {
+    if (counts && blockIdx.x == 0 && threadIdx.x == 0) request.reads.Add(request.count, listed);
+    gather_rows<Move, kUnroll>(request, listed, blockIdx.x, request.host_blocks, [&](int64 i) {
       const int64 at = host.positions[i], place = host.places[i];
-      if (at < 0) report_bad_id(asked.fault, asked.ids[place], asked.num_rows);
-      return Found{at < 0 ? 0 : address_of(at), place};
+      if (at < 0) report_bad_id(request.fault, request.ids[place], request.num_rows);
+      return SourceRow{at < 0 ? 0 : address_of(at), place};
     });
     return;
   }
   int in_host_memory = 0;
   gather_rows<Move, kUnroll>(
-      asked, asked.count, blockIdx.x - asked.host_blocks, gridDim.x - asked.host_blocks,
+      request, request.count, blockIdx.x - request.host_blocks, gridDim.x - request.host_blocks,
       [&](int64 i) {
-        const int64 id = asked.ids[i], at = asked.PositionOf(id);
-        if (asked.host_blocks > 0 && host.Has(at)) return Found{0, -1};
-        if (at < 0) report_bad_id(asked.fault, id, asked.num_rows);
+        const int64 id = request.ids[i], at = request.PositionOf(id);
+        if (request.host_blocks > 0 && host.Has(at)) return SourceRow{0, -1};
+        if (at < 0) report_bad_id(request.fault, id, request.num_rows);
         in_host_memory += at >= host.start;
         int64 source = at < 0 ? 0 : address_of(at);
-        if (staging.aside != nullptr) {
-          int64 aside = -1;
+        if (staging.miss_positions != nullptr) {
+          int64 miss_position = -1;
           if (at >= 0 && source == 0) {
             const int64 slot = at % staging.slots;
             const bool cached = staging.tags[slot] == at;
-            source = cached ? reinterpret_cast<int64>(staging.cache) + slot * asked.row_bytes : 0;
-            aside = cached ? -1 : at;
+            source = cached ? reinterpret_cast<int64>(staging.cache) + slot * request.row_bytes : 0;
+            miss_position = cached ? -1 : at;
           }
-          staging.aside[i] = aside;
+          staging.miss_positions[i] = miss_position;
         }
-        return Found{source, i};
+        return SourceRow{source, i};
       });
-  if (counts && asked.host_blocks == 0) {
+  if (counts && request.host_blocks == 0) {
     const int64 here = block_sum<kThreads>(in_host_memory).total;
-    if (threadIdx.x == 0) asked.reads.Add(blockIdx.x == 0 ? asked.count : 0, here);
+    if (threadIdx.x == 0) request.reads.Add(blockIdx.x == 0 ? request.count : 0, here);
   }
 }
 
 // Rows as they are stored.
 template <typename Seed, typename Position, typename Vector, int kUnroll>
-__global__ void __launch_bounds__(kThreads) gather(Request<Seed, Position> asked) {
-  gather_all<Copy<Vector>, kUnroll>(asked);
+__global__ void __launch_bounds__(kThreads) gather(Request<Seed, Position> request) {
+  gather_all<Copy<Vector>, kUnroll>(request);
 }
 
 // Rows as elements of another type.
 template <typename Seed, typename Position, typename Stored, typename Wanted, int kElements,
           int kUnroll>
-__global__ void __launch_bounds__(kThreads) gather_cast(Request<Seed, Position> asked) {
-  gather_all<Cast<Stored, Wanted, kElements>, kUnroll>(asked);
+__global__ void __launch_bounds__(kThreads) gather_cast(Request<Seed, Position> request) {
+  gather_all<Cast<Stored, Wanted, kElements>, kUnroll>(request);
 }
 
 // Rows of a tensor, those with the numbers `ids`, one after the other; zeros for what is no row.

@@ -15,9 +15,9 @@ struct Run {
 
 // The block's share of `count` items, dealt out in runs.
 __device__ __forceinline__ Run run_of_block(int64 count) {
-  const int64 each = (count + gridDim.x - 1) / gridDim.x;
-  const int64 begin = min(each * blockIdx.x, count);
-  return {begin, min(begin + each, count)};
+  const int64 per_block = (count + gridDim.x - 1) / gridDim.x;
+  const int64 begin = min(per_block * blockIdx.x, count);
+  return {begin, min(begin + per_block, count)};
 }
 
 // A value's sum over the threads before this one, and over all threads of the block.

@@ -68,7 +68,7 @@ __device__ __forceinline__ void join_open_rows(const Parts<Reduction, Number>& p
   __shared__ uint64 entries[kThreads];
   __shared__ int64 rows[kThreads], lasts[kThreads];
   // Which threads' rows have few parts, and from the end on those that have many.
-  __shared__ int found[kThreads], num_few, num_many;
+  __shared__ int owners[kThreads], num_few, num_many;
   const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
 
   const int64 blocks = (num_shares + kThreads - 1) / kThreads;
@@ -86,15 +86,15 @@ __device__ __forceinline__ void join_open_rows(const Parts<Reduction, Number>& p
     rows[thread] = open_row;
     lasts[thread] = last_of(open_row);
     if (lasts[thread] - mine < kFewParts) {
-      found[atomicAdd(&num_few, 1)] = thread;
+      owners[atomicAdd(&num_few, 1)] = thread;
     } else {
-      found[kThreads - 1 - atomicAdd(&num_many, 1)] = thread;
+      owners[kThreads - 1 - atomicAdd(&num_many, 1)] = thread;
     }
   }
   __syncthreads();
 
   for (int i = warp; i < num_few; i += kWarps) {
-    const int owner = found[i];
+    const int owner = owners[i];
     const int64 row = rows[owner], first = base + owner;
     for (int64 columns = first_column; columns < parts.width; columns += step) {
       const int64 column = columns + lane % lanes;
@@ -115,7 +115,7 @@ __device__ __forceinline__ void join_open_rows(const Parts<Reduction, Number>& p
   }
 
   for (int i = 0; i < num_many; ++i) {
-    const int owner = found[kThreads - 1 - i];
+    const int owner = owners[kThreads - 1 - i];
     const int64 row = rows[owner], first = base + owner;
     for (int64 columns = first_column; columns < parts.width; columns += step) {
       const int64 column = columns + thread % lanes;

@@ -16,13 +16,13 @@ __device__ __forceinline__ bool has_edge(const Graph<Id, Position>& graph, int64
   const Id* neighbors = span.neighbors();
   const int64 count = span.size();
   for (int64 start = 0; start < count; start += 32 * kUnroll) {
-    bool found = false;
+    bool is_neighbor = false;
 #pragma unroll
     for (int i = 0; i < kUnroll; ++i) {
       const int64 at = start + 32 * i + threadIdx.x % 32;
-      if (at < count) found |= neighbors[at] == source;
+      if (at < count) is_neighbor |= neighbors[at] == source;
     }
-    if (__any_sync(kAllLanes, found)) return true;
+    if (__any_sync(kAllLanes, is_neighbor)) return true;
   }
   return false;
 }

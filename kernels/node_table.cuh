@@ -141,8 +141,8 @@ __device__ int64 number_nodes(const Table& table, int64 known, Run mine, Numberi
       first_ones += number[u] == known + i;
     }
   }
-  const Sum counted = block_sum<kThreads>(first_ones);
-  if (threadIdx.x == 0) scratch.sums[blockIdx.x] = counted.total;
+  const Sum firsts = block_sum<kThreads>(first_ones);
+  if (threadIdx.x == 0) scratch.sums[blockIdx.x] = firsts.total;
   barrier.Wait();
 
   const Sum added = grid_sum<kThreads>(scratch.sums);

@@ -17,8 +17,8 @@ namespace dgl_mgpu {
 constexpr int kThreads = 256;
 constexpr int kMostHops = 6;
 
-// Where the edges of each seed were found.
-struct Found {
+// Where the edges of each seed are: arrays with an element a seed.
+struct SeedEdges {
   int64* first;
   int64* degree;
   int64* shift;  // from an edge's place to its id
@@ -34,7 +34,7 @@ __device__ __forceinline__ int64 sample_size(int64 degree, int64 fanout, bool re
 // Looks up the edges of seed `i`; returns their number.
 template <typename Seed, typename Id, typename Position>
 __device__ __forceinline__ int64 find_edges(const Graph<Id, Position>& graph, int64 num_rows,
-                                            const Seed* seeds, int64 i, Found found,
+                                            const Seed* seeds, int64 i, SeedEdges ranges,
                                             GridControl control) {
   const int64 node = seeds[i];
   int64 first = 0, degree = 0, shift = 0, segment = 0;
@@ -47,10 +47,10 @@ __device__ __forceinline__ int64 find_edges(const Graph<Id, Position>& graph, in
     shift = span.shift;
     segment = (span.base - graph.pointers) / 3;
   }
-  found.first[i] = first;
-  found.degree[i] = degree;
-  found.shift[i] = shift;
-  found.segment[i] = static_cast<int>(segment);
+  ranges.first[i] = first;
+  ranges.degree[i] = degree;
+  ranges.shift[i] = shift;
+  ranges.segment[i] = static_cast<int>(segment);
   return degree;
 }
 
@@ -143,7 +143,7 @@ struct Filler {
   using Edges = typename Graph<Id, Position>::Span;
 
   const Graph<Id, Position>& graph;
-  Found found;
+  SeedEdges ranges;
   bool replace;
   int64 fanout;
   uint64 key;
@@ -162,10 +162,10 @@ struct Filler {
   // The sample of one seed, by a group of lanes.
   template <int kLanes>
   __device__ __forceinline__ void Fill(int64 i, int64 node, int64 to, uint32 mask, int lane) const {
-    const int64 first = found.first[i], degree = found.degree[i];
+    const int64 first = ranges.first[i], degree = ranges.degree[i];
     const int64 count = sample_size(degree, fanout, replace);
-    const Edges edges{graph.pointers + 3 * static_cast<int64>(found.segment[i]), first,
-                      first + degree, found.shift[i]};
+    const Edges edges{graph.pointers + 3 * static_cast<int64>(ranges.segment[i]), first,
+                      first + degree, ranges.shift[i]};
     if (replace && fanout >= 0) {
       for (int64 j = lane; j < count; j += kLanes) {
         Take(to + j, edges, below(draw(node, j, kSampleStream, key), degree));
@@ -274,7 +274,7 @@ __device__ Sum sample(const Filler<Id, Position, Added>& filler, int64 num_rows,
                       GridBarrier& barrier) {
   const Run mine = run_of_block(count);
   const auto find = [&](int64 i) {
-    return find_edges(filler.graph, num_rows, seeds, i, filler.found, control);
+    return find_edges(filler.graph, num_rows, seeds, i, filler.ranges, control);
   };
   const bool ordered = kOrdered && count >= order.least;
   if (ordered) {
@@ -285,7 +285,7 @@ __device__ Sum sample(const Filler<Id, Position, Added>& filler, int64 num_rows,
     }
     barrier.Wait();
     add_up(mine, filler.fanout, filler.replace, indptr, control,
-           [&](int64 i) { return filler.found.degree[i]; });
+           [&](int64 i) { return filler.ranges.degree[i]; });
   } else {
     add_up(mine, filler.fanout, filler.replace, indptr, control, find);
   }
@@ -309,15 +309,15 @@ template <typename Seed, typename Id, typename Position>
 __global__ void __launch_bounds__(kThreads, 4)
     count_edges(const Seed* seeds, int64 num_seeds, const int64* tiers, int64 num_tiers,
                 const int64* pointers, const Position* position, int64 num_rows, int64 fanout,
-                int64 replace, int64* found_first, int64* found_degree, int64* found_shift,
-                int* found_segment, int64* indptr, uint64* control_words, int64* report) {
+                int64 replace, int64* range_first, int64* range_degree, int64* range_shift,
+                int* range_segment, int64* indptr, uint64* control_words, int64* report) {
   const Graph<Id, Position> graph{{tiers, static_cast<int>(num_tiers), position}, pointers};
-  const Found found{found_first, found_degree, found_shift, found_segment};
+  const SeedEdges ranges{range_first, range_degree, range_shift, range_segment};
   const GridControl control{control_words};
   GridBarrier barrier(control);
   const Run mine = run_of_block(num_seeds);
   add_up(mine, fanout, replace, indptr, control,
-         [&](int64 i) { return find_edges(graph, num_rows, seeds, i, found, control); });
+         [&](int64 i) { return find_edges(graph, num_rows, seeds, i, ranges, control); });
   barrier.Wait();
   const Sum edges = grid_sum<kThreads>(control.sums());
   for (int64 i = mine.begin + threadIdx.x; i < mine.end; i += kThreads) indptr[i] += edges.before;
@@ -333,11 +333,11 @@ __global__ void __launch_bounds__(kThreads, 4)
 template <typename Seed, typename Id, typename Position>
 __global__ void __launch_bounds__(kThreads, 4)
     fill_edges(const Seed* seeds, int64 num_seeds, const int64* pointers, int64 fanout,
-               int64 replace, uint64 key, int64* found_first, int64* found_degree,
-               int64* found_shift, int* found_segment, int64* indptr, Id* neighbors, Id* eids) {
+               int64 replace, uint64 key, int64* range_first, int64* range_degree,
+               int64* range_shift, int* range_segment, int64* indptr, Id* neighbors, Id* eids) {
   const Graph<Id, Position> graph{{nullptr, 0, nullptr}, pointers};
   const Filler<Id, Position, Ignore<Id>> filler{
-      graph, {found_first, found_degree, found_shift, found_segment}, replace != 0, fanout, key,
+      graph, {range_first, range_degree, range_shift, range_segment}, replace != 0, fanout, key,
       neighbors, eids, {}};
   filler.template FillAll<Seed>(seeds, TurnsOfRun{run_of_block(num_seeds)}, 0, indptr);
 }
@@ -349,17 +349,17 @@ template <typename Seed, typename Id, typename Position, bool kOrdered>
 __global__ void __launch_bounds__(kThreads, 4)
     sample_hop(const Seed* seeds, int64 most_seeds, const int64* exact_seeds, const int64* tiers,
                int64 num_tiers, const int64* pointers, const Position* position, int64 num_rows,
-               int64 fanout, int64 replace, uint64 key, int64* found_first, int64* found_degree,
-               int64* found_shift, int* found_segment, int64* indptr, const int64* start,
+               int64 fanout, int64 replace, uint64 key, int64* range_first, int64* range_degree,
+               int64* range_shift, int* range_segment, int64* indptr, const int64* start,
                Id* neighbors, Id* eids, uint64* control_words, int64* report,
                const SeedOrder order) {
   const int64 num_seeds = count_of(most_seeds, exact_seeds), first = count_of(0, start);
   const Graph<Id, Position> graph{{tiers, static_cast<int>(num_tiers), position}, pointers};
-  const Found found{found_first, found_degree, found_shift, found_segment};
+  const SeedEdges ranges{range_first, range_degree, range_shift, range_segment};
   const GridControl control{control_words};
   GridBarrier barrier(control);
   const Filler<Id, Position, Ignore<Id>> filler{
-      graph, found, replace != 0, fanout, key, neighbors + first, eids + first, {}};
+      graph, ranges, replace != 0, fanout, key, neighbors + first, eids + first, {}};
   const Sum edges =
       sample<kOrdered>(filler, num_rows, seeds, num_seeds, order, indptr, control, barrier);
   if (blockIdx.x == 0 && threadIdx.x == 0) {
@@ -393,10 +393,10 @@ struct Hops {
   Id* indptr;
   Id* neighbors;
   Id* eids;
-  int64* found_first;
-  int64* found_degree;
-  int64* found_shift;
-  int* found_segment;
+  int64* range_first;
+  int64* range_degree;
+  int64* range_shift;
+  int* range_segment;
   int* slots;
   int* numbers;
   uint64* control_words;
@@ -414,7 +414,7 @@ template <typename Id, typename Position, bool kPadded, bool kOrdered>
 __global__ void __launch_bounds__(kThreads, 4) sample_hops(const Hops<Id, Position> hops) {
   const Graph<Id, Position> graph{
       {hops.tiers, static_cast<int>(hops.num_tiers), hops.position}, hops.pointers};
-  const Found found{hops.found_first, hops.found_degree, hops.found_shift, hops.found_segment};
+  const SeedEdges ranges{hops.range_first, hops.range_degree, hops.range_shift, hops.range_segment};
   const GridControl control{hops.control_words};
   using Table = NodeTable<Id, kPadded>;
   const Table table{hops.table_words, static_cast<uint64>(hops.table_mask), control.overflow()};
@@ -434,7 +434,7 @@ __global__ void __launch_bounds__(kThreads, 4) sample_hops(const Hops<Id, Positi
   for (int hop = 0; hop < hops.num_hops; ++hop) {
     const int64 fanout = hops.fanouts[hop];
     const Filler<Id, Position, AddToTable<Id, Table>> filler{
-        graph,     found, hops.replace != 0, fanout, hops.keys[hop],
+        graph,     ranges, hops.replace != 0, fanout, hops.keys[hop],
         neighbors, eids,  {table, known, hops.slots}};
     const Sum edges = sample<kOrdered>(filler, hops.num_rows, nodes, known, hops.order, indptr,
                                        control, barrier);

@@ -160,8 +160,8 @@ struct Sampler {
 
   // A hub's edges fall into as many runs as a block has threads; a run is a warp's work.
   __device__ __forceinline__ Run RunOf(int64 number) const {
-    const int64 each = (edges.size() + 32 * kThreads - 1) / (32 * kThreads) * 32;
-    return {min(number * each, edges.size()), min((number + 1) * each, edges.size())};
+    const int64 length = (edges.size() + 32 * kThreads - 1) / (32 * kThreads) * 32;
+    return {min(number * length, edges.size()), min((number + 1) * length, edges.size())};
   }
 
   // Sums a value of the edges over the runs before each; returns the sum over all.
@@ -250,7 +250,7 @@ template <typename Node, typename Id, typename Neighbor>
 __global__ void __launch_bounds__(kThreads)
     fill(const Node* seeds, int64 most_seeds, const int64* exact_seeds, int64 num_nodes,
          int64 num_sources, const int64* pointers, const EdgeWeights weights, int64 fanout,
-         int64 replace, uint64 key, const Found* found, const int64* hubs, const int64* indptr,
+         int64 replace, uint64 key, const SeedEdges* ranges, const int64* hubs, const int64* indptr,
          Candidate* far, int64 far_room, const int64* start, Neighbor* neighbors, Id* eids,
          Control* control) {
   const int64 num_seeds = count_of(most_seeds, exact_seeds), begin = count_of(0, start);
@@ -263,7 +263,7 @@ __global__ void __launch_bounds__(kThreads)
   eids += begin;
   Candidate* const candidates = far == nullptr ? near : far + blockIdx.x * far_room;
   const int64 room = far == nullptr ? kNearCandidates : far_room;
-  const auto sampler_of = [&](int64 place, const Found& seed) {
+  const auto sampler_of = [&](int64 place, const SeedEdges& seed) {
     const int64 to = indptr[place];
     return Sampler<Id, Neighbor>{
         weights,
@@ -281,7 +281,7 @@ __global__ void __launch_bounds__(kThreads)
   deal(
       num_seeds, hubs, static_cast<int64>(control->hubs), &control->filled,
       [&](int64 place) {
-        const Found seed = found[place];
+        const SeedEdges seed = ranges[place];
         const Sampler<Id, Neighbor> sampler = sampler_of(place, seed);
         if (sampler.count == 0) return;
         if (replace) {
@@ -293,7 +293,7 @@ __global__ void __launch_bounds__(kThreads)
         }
       },
       [&](int64 place) {
-        const Found seed = found[place];
+        const SeedEdges seed = ranges[place];
         if (is_hub(seed.degree, fanout, replace)) return;
         const Sampler<Id, Neighbor> sampler = sampler_of(place, seed);
         if (sampler.count == 0) return;

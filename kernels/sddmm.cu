@@ -120,10 +120,10 @@ __device__ __forceinline__ Number result_of(int64 operation, Number left, Number
 
 // Where operands have columns of their own, kElements is 1.
 template <typename Id, typename Element, int kElements>
-__global__ void __launch_bounds__(kThreads) sddmm(Request<Id, Element> asked) {
-  const int slots = static_cast<int>(asked.columns / kElements), count = asked.Pieces(slots);
-  const int64 first_edge = asked.FirstEdge();
-  const bool one_edge = asked.block_edges == 1, copies = asked.operation == kCopy;
+__global__ void __launch_bounds__(kThreads) sddmm(Request<Id, Element> request) {
+  const int slots = static_cast<int>(request.columns / kElements), count = request.Pieces(slots);
+  const int64 first_edge = request.FirstEdge();
+  const bool one_edge = request.block_edges == 1, copies = request.operation == kCopy;
   const Divisor divisor(slots);
   for (int start = threadIdx.x; start < count; start += kVectors * kThreads) {
     // Step by step for all vectors, without branches: all ids are under way at once, then all rows.
@@ -136,9 +136,9 @@ __global__ void __launch_bounds__(kThreads) sddmm(Request<Id, Element> asked) {
       const int within = one_edge ? 0 : divisor.Quotient(slot);
       const int64 edge = first_edge + within;
       const int64 column = static_cast<int64>(slot - within * slots) * kElements;
-      to[i] = edge * asked.columns + column;
-      left_at[i] = asked.left.RowOf(edge) + asked.LeftColumn(column);
-      right_at[i] = asked.right.RowOf(edge) + asked.RightColumn(column);
+      to[i] = edge * request.columns + column;
+      left_at[i] = request.left.RowOf(edge) + request.LeftColumn(column);
+      right_at[i] = request.right.RowOf(edge) + request.RightColumn(column);
     }
     Vector<Element, kElements> left[kVectors], right[kVectors];
 #pragma unroll
@@ -153,27 +153,27 @@ __global__ void __launch_bounds__(kThreads) sddmm(Request<Id, Element> asked) {
         right[i].Unpack(b);
 #pragma unroll
         for (int j = 0; j < kElements; ++j) {
-          store(result_of(asked.operation, number(a[j]), number(b[j])), a + j);
+          store(result_of(request.operation, number(a[j]), number(b[j])), a + j);
         }
         left[i].Pack(a);
       }
     }
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
-      if (start + i * kThreads < count) left[i].Store(asked.out + to[i]);
+      if (start + i * kThreads < count) left[i].Store(request.out + to[i]);
     }
   }
 }
 
 // The dot products of rows: some lanes share one.
 template <typename Id, typename Element, int kElements>
-__global__ void __launch_bounds__(kThreads) sddmm_dot(Request<Id, Element> asked) {
+__global__ void __launch_bounds__(kThreads) sddmm_dot(Request<Id, Element> request) {
   using Number = typename Computed<Element>::Type;
-  const int columns = static_cast<int>(asked.columns), count = asked.Pieces(columns);
-  const int lanes = static_cast<int>(asked.lanes), lane = threadIdx.x % lanes;
+  const int columns = static_cast<int>(request.columns), count = request.Pieces(columns);
+  const int lanes = static_cast<int>(request.lanes), lane = threadIdx.x % lanes;
   const int at_once = kThreads / lanes;
-  const int64 first_edge = asked.FirstEdge();
-  const bool one_edge = asked.block_edges == 1;
+  const int64 first_edge = request.FirstEdge();
+  const bool one_edge = request.block_edges == 1;
   const Divisor divisor(columns);
   // All lanes stay to the end: they exchange their sums.
   for (int start = 0; start < count; start += kProducts * at_once) {
@@ -185,11 +185,11 @@ __global__ void __launch_bounds__(kThreads) sddmm_dot(Request<Id, Element> asked
       const int product = min(start + i * at_once + static_cast<int>(threadIdx.x) / lanes, count - 1);
       const int within = one_edge ? 0 : divisor.Quotient(product);
       const int column = product - within * columns;
-      left[i] = asked.left.RowOf(first_edge + within) + asked.LeftColumn(column);
-      right[i] = asked.right.RowOf(first_edge + within) + asked.RightColumn(column);
+      left[i] = request.left.RowOf(first_edge + within) + request.LeftColumn(column);
+      right[i] = request.right.RowOf(first_edge + within) + request.RightColumn(column);
       sums[i] = 0;
     }
-    for (int64 at = lane * kElements; at < asked.reduced; at += lanes * kElements) {
+    for (int64 at = lane * kElements; at < request.reduced; at += lanes * kElements) {
       Vector<Element, kElements> a[kProducts], b[kProducts];
 #pragma unroll
       for (int i = 0; i < kProducts; ++i) {
@@ -212,7 +212,7 @@ __global__ void __launch_bounds__(kThreads) sddmm_dot(Request<Id, Element> asked
       }
       const int product = start + i * at_once + static_cast<int>(threadIdx.x) / lanes;
       if (lane == 0 && product < count) {
-        store(sums[i], asked.out + first_edge * asked.columns + product);
+        store(sums[i], request.out + first_edge * request.columns + product);
       }
     }
   }

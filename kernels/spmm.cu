@@ -58,9 +58,9 @@ struct Product {
 
   // Writes an element's row and column, and which entry it is from.
   template <typename Reduction, int kVector, typename Entry>
-  __device__ __forceinline__ void Write(int64 row, int64 column,
-                                        const Partial<Reduction, Number, Entry> (&found)[kVector],
-                                        int64 first_entry) const {
+  __device__ __forceinline__ void Write(
+      int64 row, int64 column, const Partial<Reduction, Number, Entry> (&partials)[kVector],
+      int64 first_entry) const {
     const int64 at = row * layout.width + column;
     Element values[kVector];
     if constexpr (Reduction::kAdds) {
@@ -82,15 +82,15 @@ struct Product {
     }
 #pragma unroll
     for (int i = 0; i < kVector; ++i) {
-      Number value = found[i].value;
+      Number value = partials[i].value;
       if constexpr (Reduction::kDivides) value /= divisor;
       if constexpr (Reduction::kAdds) value += number(values[i]);
       store(value, values + i);
     }
     Store(out, at, column, values);
     if constexpr (Reduction::kChooses) {
-      WriteChoice(left_choice, left_ids, at, column, found, first_entry);
-      WriteChoice(right_choice, right_ids, at, column, found, first_entry);
+      WriteChoice(left_choice, left_ids, at, column, partials, first_entry);
+      WriteChoice(right_choice, right_ids, at, column, partials, first_entry);
     }
   }
 
@@ -118,13 +118,13 @@ struct Product {
   template <typename Reduction, int kVector, typename Entry>
   __device__ __forceinline__ void WriteChoice(
       Id* choice, const Id* ids, int64 at, int64 column,
-      const Partial<Reduction, Number, Entry> (&found)[kVector], int64 first_entry) const {
+      const Partial<Reduction, Number, Entry> (&partials)[kVector], int64 first_entry) const {
     if (choice == nullptr) return;
     Id chosen[kVector];
 #pragma unroll
     for (int i = 0; i < kVector; ++i) {
-      const bool none = found[i].entry == static_cast<Entry>(-1);
-      const int64 entry = none ? 0 : first_entry + static_cast<int64>(found[i].entry);
+      const bool none = partials[i].entry == static_cast<Entry>(-1);
+      const int64 entry = none ? 0 : first_entry + static_cast<int64>(partials[i].entry);
       chosen[i] = none ? 0 : ids == nullptr ? static_cast<Id>(entry) : ids[entry];
     }
     Store(choice, at, column, chosen);
@@ -299,8 +299,8 @@ __global__ void __launch_bounds__(kThreads) join_parts(Product<Id, Element> prod
                      product.share_length};
   const auto last_of = [&](int64 row) { return product.EndOf(row) / product.share_length; };
   const auto write = [&](int64 row, int64 column, const typename Joined::Whole& whole) {
-    const typename Joined::Whole found[1] = {whole};
-    product.Write(row, column, found, 0);
+    const typename Joined::Whole partials[1] = {whole};
+    product.Write(row, column, partials, 0);
   };
   join_open_rows<kThreads>(parts, product.open_rows, product.num_shares, last_of, write);
 }

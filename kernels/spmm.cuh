@@ -255,9 +255,9 @@ __device__ __forceinline__ int64 row_at(const Id* indptr, int64 place, int64 low
     const int64 step = (high - low + 31) / 32;
     const int64 probe = low + (lane + 1) * step - 1;
     const bool behind = probe >= high || probe + indptr[probe + 1] >= place;
-    const uint32 found = __ballot_sync(kAllLanes, behind);
-    if (found == 0) return high;
-    low += (__ffs(static_cast<int>(found)) - 1) * step;
+    const uint32 behind_lanes = __ballot_sync(kAllLanes, behind);
+    if (behind_lanes == 0) return high;
+    low += (__ffs(static_cast<int>(behind_lanes)) - 1) * step;
     high = min(high, low + step - 1);
   }
   return low;
@@ -281,18 +281,18 @@ __device__ __forceinline__ Share share_at(const Id* indptr, int64 num_rows, int6
   const int64 length = num_rows + indptr[num_rows];
   const int64 begin = min(share * share_length, length);
   const int64 end = min(begin + share_length, length);
-  Share found;
-  found.first_row = row_at(indptr, begin, 0, num_rows);
-  const int64 most = min(num_rows, found.first_row + end - begin);
-  const int64 last_row = row_at(indptr, end, found.first_row, most);
-  found.first_entry = begin - found.first_row;
-  found.rows = static_cast<int>(last_row - found.first_row);
-  found.count = static_cast<int>(end - last_row - found.first_entry);
+  Share result;
+  result.first_row = row_at(indptr, begin, 0, num_rows);
+  const int64 most = min(num_rows, result.first_row + end - begin);
+  const int64 last_row = row_at(indptr, end, result.first_row, most);
+  result.first_entry = begin - result.first_row;
+  result.rows = static_cast<int>(last_row - result.first_row);
+  result.count = static_cast<int>(end - last_row - result.first_entry);
   const auto start_of = [&](int64 row) { return row + indptr[row]; };
-  found.has_head = found.first_row < num_rows && start_of(found.first_row) < begin;
-  found.has_open = last_row < num_rows && start_of(last_row) < end;
-  found.skipped = 0;
-  return found;
+  result.has_head = result.first_row < num_rows && start_of(result.first_row) < begin;
+  result.has_open = last_row < num_rows && start_of(last_row) < end;
+  result.skipped = 0;
+  return result;
 }
 
 // A share that also has the rest of a row that begins in it and ends in the next one, and leaves

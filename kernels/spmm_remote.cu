@@ -99,9 +99,9 @@ struct RemoteSum {
     while (low < high) {
       const int64 step = (high - low + 31) / 32;
       const int64 probe = low + (lane + 1) * step - 1;
-      const uint32 found = __ballot_sync(kAllLanes, probe >= high || pairs[probe + 1] > pair);
-      if (found == 0) return high;
-      low += (__ffs(static_cast<int>(found)) - 1) * step;
+      const uint32 behind = __ballot_sync(kAllLanes, probe >= high || pairs[probe + 1] > pair);
+      if (behind == 0) return high;
+      low += (__ffs(static_cast<int>(behind)) - 1) * step;
       high = min(high, low + step - 1);
     }
     return low;
@@ -175,25 +175,25 @@ __global__ void __launch_bounds__(kWarps * 32, kResidentWarps / kWarps)
     }
   };
 
-  // Remote entries are counted from the run's first. Those before `begun` have their copies under
-  // way or done, those before `added` have been added up.
+  // Remote entries are counted from the run's first. The copies of those before `num_issued`
+  // have been issued, and those before `num_added` have been added up.
   const int64 remote_begin = sum.BeginOf(sum.remote_indptr, first_row, first);
   const int remote_count =
       static_cast<int>(sum.BeginOf(sum.remote_indptr, last_row, last) - remote_begin);
-  int begun = 0, added = 0;
+  int num_issued = 0, num_added = 0;
   const auto remote_column = [&](int entry) {
     return entry < remote_count ? __ldcs(sum.remote_columns + remote_begin + entry) : Id{0};
   };
   Id next_remote = remote_column(lane);
   uint64 address = 0;  // of 32 entries' rows, one a lane
   const auto begin_copy = [&]() {
-    if (begun < remote_count) {
-      if (begun % 32 == 0) {
-        if (begun + lane < remote_count) address = sum.AddressOf(next_remote);
-        next_remote = remote_column(begun + 32 + lane);
+    if (num_issued < remote_count) {
+      if (num_issued % 32 == 0) {
+        if (num_issued + lane < remote_count) address = sum.AddressOf(next_remote);
+        next_remote = remote_column(num_issued + 32 + lane);
       }
-      const uint64 row = __shfl_sync(kAllLanes, address, begun % 32 + group);
-      const int entry = begun + group, place = begun / kGroups % kCopies;
+      const uint64 row = __shfl_sync(kAllLanes, address, num_issued % 32 + group);
+      const int entry = num_issued + group, place = num_issued / kGroups % kCopies;
       if (entry < remote_count) {
         copy_async(&copied[warp_of_block][place][lane],
                    reinterpret_cast<const Part*>(row + column * sizeof(Element)));
@@ -202,22 +202,22 @@ __global__ void __launch_bounds__(kWarps * 32, kResidentWarps / kWarps)
                      sum.remote_weights + (remote_begin + entry) * sum.weights + weight);
         }
       }
-      begun += kGroups;
+      num_issued += kGroups;
     }
     end_group();
   };
   const auto add_remote = [&](int stop) {
-    while (added < stop) {
-      if (added % kGroups == 0) wait_for_group<kCopies - 1>();
-      const int copy = added / kGroups, place = copy % kCopies;
+    while (num_added < stop) {
+      if (num_added % kGroups == 0) wait_for_group<kCopies - 1>();
+      const int copy = num_added / kGroups, place = copy % kCopies;
       const int entry = copy * kGroups + group, to = min(stop, (copy + 1) * kGroups);
-      if (entry >= added && entry < to) {
+      if (entry >= num_added && entry < to) {
         Vector row;
         row.parts[0] = copied[warp_of_block][place][lane];
         add(row, kWeighted ? copied_weights[kWeighted ? warp_of_block : 0][place][lane] : Number{});
       }
-      added = to;
-      if (added % kGroups == 0) begin_copy();  // in the place of the one that has been added
+      num_added = to;
+      if (num_added % kGroups == 0) begin_copy();  // in the place of the one that has been added
     }
   };
 
@@ -299,7 +299,7 @@ __global__ void __launch_bounds__(kWarps * 32, kResidentWarps / kWarps)
   for (int pairs = static_cast<int>(last - first); pairs > 0; --pairs) {
     const Id columns = next_local;
     const int local_stop = min(local_at + partition_size, local_row_end);
-    const int remote_stop = min(added + partition_size, remote_row_end);
+    const int remote_stop = min(num_added + partition_size, remote_row_end);
     next_local = local_column(local_stop + lane);
     add_local(columns, local_stop - local_at);
     add_remote(remote_stop);

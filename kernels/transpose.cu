@@ -144,8 +144,8 @@ __global__ void __launch_bounds__(kThreads) transpose(const Transposition<Id> of
   const Run mine = run_of_block(of.num_cols);
   int64 count = 0;
   for (int64 i = mine.begin + threadIdx.x; i < mine.end; i += kThreads) count += of.out_indptr[i];
-  const Sum counted = block_sum<kThreads>(count);
-  if (threadIdx.x == 0) control.sums()[blockIdx.x] = counted.total;
+  const Sum sum = block_sum<kThreads>(count);
+  if (threadIdx.x == 0) control.sums()[blockIdx.x] = sum.total;
   barrier.Wait();
 
   int64 before = grid_sum<kThreads>(control.sums()).before;

@@ -35,7 +35,7 @@ struct View {
   }
 };
 
-// A thread a walk, `each` of them from every start. How many starts there are may be known on the
+// A thread a walk, `walks_per_start` of them. How many starts there are may be known on the
 // device alone (bounded.cuh); so it is with seeds below. `numbers` has the number of each walk among
 // those from its node; null stands for 0, 1, … at each start. `stops` are the probabilities to
 // end before each step, in units of 2^-53. `edges`, if not null, gets the ids of the edges taken,
@@ -43,14 +43,15 @@ struct View {
 template <typename Start, typename Id>
 __global__ void __launch_bounds__(kThreads)
     walk(const Start* starts, int64 most_starts, const int64* exact_starts, const int64* numbers,
-         int64 each, const int64* stops, int64 length, const View* views, int64 num_views,
-         int64 num_rows, int64 key, int64* traces, int64* edges, uint64* bad) {
+         int64 walks_per_start, const int64* stops, int64 length, const View* views,
+         int64 num_views, int64 num_rows, int64 key, int64* traces, int64* edges, uint64* bad) {
   const int64 num_starts = count_of(most_starts, exact_starts);
-  for (int64 i = thread_number(); i < num_starts * each; i += thread_count()) {
-    const int64 start = starts[i / each];
+  for (int64 i = thread_number(); i < num_starts * walks_per_start; i += thread_count()) {
+    const int64 start = starts[i / walks_per_start];
     const bool outside = start < 0 || start >= num_rows;
-    if (outside) atomicMin(bad, static_cast<uint64>(i / each));
-    const uint32 number = static_cast<uint32>(numbers == nullptr ? i % each : numbers[i]);
+    if (outside) atomicMin(bad, static_cast<uint64>(i / walks_per_start));
+    const uint32 number =
+        static_cast<uint32>(numbers == nullptr ? i % walks_per_start : numbers[i]);
     int64* trace = traces + i * (length + 1);
     int64 node = trace[0] = outside ? -1 : start;
     int view = 0;
@@ -73,10 +74,10 @@ struct Visits {
   const int64* traces;
   int64 columns;
   int64 stride;
-  int64 each;  // of a walk
+  int64 visits_per_walk;
 
   __device__ __forceinline__ int64 Node(int64 visit) const {
-    return traces[visit / each * columns + (visit % each + 1) * stride];
+    return traces[visit / visits_per_walk * columns + (visit % visits_per_walk + 1) * stride];
   }
 };
 
@@ -93,7 +94,7 @@ __global__ void __launch_bounds__(kSelectors, 2)
                    int64* indptr, Id* neighbors, int64* neighbor_counts, uint64* control_words,
                    int64* end) {
   const int64 num_seeds = count_of(most_seeds, exact_seeds);
-  const int64 each = (columns - 1) / stride, visits = num_walks * each;
+  const int64 visits_per_walk = (columns - 1) / stride, visits = num_walks * visits_per_walk;
   const GridControl control{control_words};
   GridBarrier barrier(control);
   const Run mine = run_of_block(num_seeds);
@@ -103,7 +104,7 @@ __global__ void __launch_bounds__(kSelectors, 2)
   for (int64 i = my_visits.begin + threadIdx.x; i < my_visits.end; i += kSelectors) {
     const int64 visit = i % visits;
     const int64* rows = traces + i / visits * num_walks * columns;
-    const int64 node = Visits{rows, columns, stride, each}.Node(visit);
+    const int64 node = Visits{rows, columns, stride, visits_per_walk}.Node(visit);
     int count = 0;
     bool first = node >= 0;
     int64 other = 0;
@@ -149,7 +150,7 @@ __global__ void __launch_bounds__(kSelectors, 2)
     if (rank < most_neighbors) {
       const int64* rows = traces + seed * num_walks * columns;
       const int64 to = indptr[seed] + rank;
-      neighbors[to] = static_cast<Id>(Visits{rows, columns, stride, each}.Node(visit));
+      neighbors[to] = static_cast<Id>(Visits{rows, columns, stride, visits_per_walk}.Node(visit));
       neighbor_counts[to] = counts[i];
     }
   }

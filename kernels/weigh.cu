@@ -8,7 +8,7 @@ template <typename Node, typename Id, typename Position>
 __global__ void __launch_bounds__(kThreads)
     find(const Node* seeds, int64 most_seeds, const int64* exact_seeds, int64 num_nodes,
          const int64* tiers, int64 num_tiers, const int64* pointers, const Position* position,
-         int64 num_rows, int64 fanout, int64 replace, Found* found, int64* hubs,
+         int64 num_rows, int64 fanout, int64 replace, SeedEdges* ranges, int64* hubs,
          Control* control) {
   const int64 num_seeds = count_of(most_seeds, exact_seeds);
   const Graph<Id, Position> graph{{tiers, static_cast<int>(num_tiers), position}, pointers};
@@ -27,7 +27,7 @@ __global__ void __launch_bounds__(kThreads)
       degree = edges.size();
       shift = edges.shift;
     }
-    found[place] = {time, segment, first, degree, shift, 0, 0.0};
+    ranges[place] = {time, segment, first, degree, shift, 0, 0.0};
     if (is_hub(degree, fanout, replace)) hubs[atomicAdd(&control->hubs, uint64{1})] = place;
   }
 }
@@ -84,10 +84,10 @@ __device__ __forceinline__ Weighed weigh_edges(const EdgeWeights& weights, const
 template <typename Id>
 __global__ void __launch_bounds__(kThreads)
     weigh(int64 most_seeds, const int64* exact_seeds, const int64* pointers,
-          const EdgeWeights weights, int64 fanout, int64 replace, Found* found, const int64* hubs,
-          int64* indptr, Control* control) {
+          const EdgeWeights weights, int64 fanout, int64 replace, SeedEdges* ranges,
+          const int64* hubs, int64* indptr, Control* control) {
   const int64 num_seeds = count_of(most_seeds, exact_seeds);
-  const auto edges_of = [&](const Found& seed) {
+  const auto edges_of = [&](const SeedEdges& seed) {
     return typename Graph<Id, int>::Span{pointers + 3 * seed.segment, seed.first,
                                          seed.first + seed.degree, seed.shift};
   };
@@ -95,7 +95,7 @@ __global__ void __launch_bounds__(kThreads)
   const auto conclude = [&](int64 place, const Weighed& sum) {
     int64 positive = sum.positive;
     if (sum.bad != kNone) {
-      positive = -2 - static_cast<int64>(edges_of(found[place]).edge(sum.bad));
+      positive = -2 - static_cast<int64>(edges_of(ranges[place]).edge(sum.bad));
     } else if (sum.in_time > 0 && positive == 0 && weights.weights.stored != kMask) {
       positive = -1;
     }
@@ -107,21 +107,21 @@ __global__ void __launch_bounds__(kThreads)
       size = fanout;
       if (fanout + kEdgesTogether > kNearCandidates) atomicMax(&control->far, int64{1});
     }
-    found[place].positive = positive;
-    found[place].largest = sum.largest;
+    ranges[place].positive = positive;
+    ranges[place].largest = sum.largest;
     indptr[place + 1] = size;
     total += size;
   };
   deal(
       num_seeds, hubs, static_cast<int64>(control->hubs), &control->weighed,
       [&](int64 place) {
-        const Found seed = found[place];
+        const SeedEdges seed = ranges[place];
         const Weighed sum =
             weigh_edges(weights, edges_of(seed), seed.time, threadIdx.x, kThreads).OverBlock();
         if (threadIdx.x == 0) conclude(place, sum);
       },
       [&](int64 place) {
-        const Found seed = found[place];
+        const SeedEdges seed = ranges[place];
         if (is_hub(seed.degree, fanout, replace)) return;
         const Weighed sum =
             weigh_edges(weights, edges_of(seed), seed.time, threadIdx.x % 32, 32).OverWarp();

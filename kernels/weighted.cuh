@@ -31,7 +31,7 @@ constexpr double kLargestDouble = 1.7976931348623157e308;
 constexpr int64 kNone = 0x7fffffffffffffff;
 
 // What is known of a seed: a row of an int64 tensor.
-struct Found {
+struct SeedEdges {
   int64 time;  // its number
   int64 segment;
   int64 first;

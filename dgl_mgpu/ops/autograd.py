@@ -20,32 +20,23 @@ def differentiable_once(what: str, fix: str) -> Callable[[Backward], Backward]:
     torch's ``once_differentiable`` only does so if autograd reaches its error: its graph leads to
     no tensor that gradients depend on, so ``torch.autograd.grad`` of these bypasses it and silently
     leaves this part out of a second derivative.
-
-    Parameters
-    ----------
-    what : str
-        Name of what is differentiated, for the error message.
-    fix : str
-
-    Returns
-    -------
-    callable
-        Decorator of ``backward``.  Gradients depend on its arguments and saved tensors.
+    Here gradients depend on the arguments of ``backward`` and on its saved tensors.  The error
+    message says that ``what`` cannot be differentiated twice, and the ``fix``.
     """
 
     def decorated(backward: Backward) -> Backward:
         @functools.wraps(backward)
         def once(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
             with torch.no_grad():
-                found = backward(ctx, *gradients)
+                results = backward(ctx, *gradients)
             if not torch.is_grad_enabled():  # no second derivative can follow
-                return found
-            read = [each for each in (*gradients, *ctx.saved_tensors) if each.requires_grad]
-            places = [place for place, each in enumerate(found) if each is not None]
-            guarded = list(found)
-            made = _Once.apply((what, fix), len(places), *(found[p] for p in places), *read)
-            for place, each in zip(places, made, strict=True):
-                guarded[place] = each
+                return results
+            read = [tensor for tensor in (*gradients, *ctx.saved_tensors) if tensor.requires_grad]
+            places = [place for place, tensor in enumerate(results) if tensor is not None]
+            guarded = list(results)
+            outputs = _Once.apply((what, fix), len(places), *(results[p] for p in places), *read)
+            for place, tensor in zip(places, outputs, strict=True):
+                guarded[place] = tensor
             return tuple(guarded)
 
         return once
@@ -62,7 +53,7 @@ class _Once(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         ctx.about = about
         # Autograd allows no in-place change of a view that is made here.
-        return tuple(each.detach() for each in tensors[:count])
+        return tuple(tensor.detach() for tensor in tensors[:count])
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:  # type: ignore[override]

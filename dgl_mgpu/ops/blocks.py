@@ -186,7 +186,7 @@ def sample_blocks_async(
 def _blocks(
     nodes: Tensor, indptrs: Sequence[Tensor], sources: Sequence[Tensor], eids: Sequence[Tensor]
 ) -> list[SampledBlock]:
-    """What hops found, the last of them first."""
+    """Results of the hops, the last hop first."""
     blocks: list[SampledBlock] = []
     for hop in reversed(range(len(indptrs))):
         # The sources of a hop are the destinations of the one before it here.

@@ -20,7 +20,7 @@ from dgl_mgpu.ops.blocks import hop_by_hop, sample_hops_op
 from dgl_mgpu.ops.check import raise_at_bad_id
 from dgl_mgpu.ops.device import Kernel, c_type, position_pointer, position_type
 from dgl_mgpu.ops.padded_blocks import MOST_HOPS, PaddedHops, rooms, sample_hops_padded_op
-from dgl_mgpu.ops.sample_cuda import NO_ORDER, found_buffers, seed_order
+from dgl_mgpu.ops.sample_cuda import NO_ORDER, range_buffers, seed_order
 from dgl_mgpu.ops.sample_future import SampleFuture
 from dgl_mgpu.ops.unique import hash_table, table_size
 from dgl_mgpu.ops.view import TieredGraph
@@ -57,7 +57,7 @@ def _scratch(
 ) -> tuple[Tensor, ...]:
     """Working memory for hops of a number of seeds and edges."""
     return (
-        *found_buffers(buffer, seeds),
+        *range_buffers(buffer, seeds),
         buffer("slots", edges, torch.int32),
         buffer("numbers", edges, torch.int32),
     )
@@ -138,23 +138,19 @@ def sample_hops_async(
 
 @sample_hops_op.cuda
 def _sample_hops(*arguments: Any) -> _Hops:
-    nodes, *found = sample_hops_async(*arguments).result()
+    nodes, *parts = sample_hops_async(*arguments).result()
     # What an operator returns must not share memory.
-    indptrs, sources, eids = ([each.clone() for each in of_hops] for of_hops in found)
+    indptrs, sources, eids = ([tensor.clone() for tensor in of_hops] for of_hops in parts)
     return nodes.clone(), indptrs, sources, eids
 
 
 class _Prepared:
     """What is the same for every batch of ``count`` seeds and some fanouts.
 
-    Attributes
-    ----------
-    fits : bool
-        Whether the kernel can do it, and the largest possible sample is not too large.
-    room : int
-        Nodes that the hash table has room for.  Earlier samples say more of the next than what
-        fanouts allow, and a table that stays in the cache is filled several times as fast; one
-        that turns out too small is made larger.
+    ``fits`` says whether the kernel can do it and the largest possible sample is not too large.
+    The hash table has room for ``room`` nodes.  Earlier samples say more of the next than what
+    fanouts allow, and a table that stays in the cache is filled several times as fast; one that
+    turns out too small is made larger.
     """
 
     def __init__(
@@ -174,7 +170,7 @@ class _Prepared:
     ) -> None:
         # Not held: a store that is given up takes them along. What has their addresses later is
         # told apart by is_for.
-        self._tensors = [weakref.ref(each) for each in (tiers, pointers, position)]
+        self._tensors = [weakref.ref(tensor) for tensor in (tiers, pointers, position)]
         self._sizes = (num_rows, num_cols)
         self._count, self._fanouts, self._replace, self._sms = count, fanouts, replace, sms
         self.hops, self.num_rows, self.idtype, self._device = len(fanouts), num_rows, idtype, device
@@ -264,12 +260,8 @@ class _Prepared:
 class _BatchInFlight:
     """A sample that has been launched.
 
-    Others may be launched on its stream before it is finished, or it may be given up.
-
-    Attributes
-    ----------
-    room : int
-        Nodes that the hash table of the launch had room for.
+    Others may be launched on its stream before it is finished, or it may be given up.  The hash
+    table of the launch has room for ``room`` nodes.
     """
 
     def __init__(
@@ -294,12 +286,7 @@ class _BatchInFlight:
         self.space.reports.append(self.report)
 
     def finish(self) -> _Hops:
-        """Wait for it, on the stream where it began; once.
-
-        Raises
-        ------
-        IdOutOfRangeError
-        """
+        """Wait for it, on the stream where it began; once.  Raises IdOutOfRangeError."""
         prepared, space = self._prepared, self.space
         while True:
             bad, overflow, *sizes = self.report.read(2 + 2 * prepared.hops)
@@ -322,9 +309,9 @@ class _BatchInFlight:
         sizes = [known[-1], *edges, *edges, *starts]
         # In place: new views would take the host several times as long.
         pieces = [room.resize_(size) for room, size in zip(self._rooms, sizes, strict=True)]
-        nodes, *found = cut_to_size(self.results, pieces)
+        nodes, *parts = cut_to_size(self.results, pieces)
         hops = prepared.hops
-        return nodes, found[2 * hops :], found[:hops], found[hops : 2 * hops]
+        return nodes, parts[2 * hops :], parts[:hops], parts[hops : 2 * hops]
 
 
 @sample_hops_padded_op.cuda

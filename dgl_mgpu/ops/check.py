@@ -58,10 +58,7 @@ def narrow_indptr(indptr: Tensor, num_edges: int, idtype: torch.dtype, action: s
 def raise_at_bad_id(places: list[int], ids: Tensor, num_rows: int, action: str) -> None:
     """Raise IdOutOfRangeError for the first bad id that a kernel found, if any.
 
-    Parameters
-    ----------
-    places : list of int
-        For each range of ids in order, the index of its first bad id, or -1.
+    ``places`` has, for each range of ids in order, the index of its first bad id, or -1.
     """
     for place in places:
         if place >= 0:

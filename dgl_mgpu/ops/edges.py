@@ -50,19 +50,25 @@ def edge_id(ids: int, edge: int, shift: int, width: int) -> int:
 
 @kernel
 def _find(
-    begin: int, end: int, seeds: int, seed_width: int, graph: Rows, num_rows: int, found: np.ndarray
+    begin: int,
+    end: int,
+    seeds: int,
+    seed_width: int,
+    graph: Rows,
+    num_rows: int,
+    ranges: np.ndarray,
 ) -> int:
     """Write where the edges of seeds ``[begin, end)`` are; the first bad place, or -1."""
     tiers, pointers, position, width = graph
     for ahead in range(begin, end + _AHEAD):
         place = ahead - _AHEAD
         if place >= begin:
-            segment, local = found[place, SEGMENT], found[place, FIRST_EDGE]
+            segment, local = ranges[place, SEGMENT], ranges[place, FIRST_EDGE]
             indptr, step = row_bounds(pointers, segment, local)
             first = load_int64(indptr)
-            found[place, FIRST_EDGE] = first
-            found[place, DEGREE] = load_int64(indptr + step) - first
-            found[place, SHIFT] = load_int64(indptr + 8) - first if step == 16 else 0
+            ranges[place, FIRST_EDGE] = first
+            ranges[place, DEGREE] = load_int64(indptr + step) - first
+            ranges[place, SHIFT] = load_int64(indptr + 8) - first if step == 16 else 0
         if ahead < end:
             seed = load_id(seeds, ahead, seed_width)
             if seed < 0 or seed >= num_rows:
@@ -71,29 +77,22 @@ def _find(
                 prefetch(position + width * load_id(seeds, ahead + _AHEAD, seed_width))
             segment, local = segment_of(position_of(seed, position, width), tiers)
             prefetch(row_bounds(pointers, segment, local)[0])
-            found[ahead, SEGMENT] = segment
-            found[ahead, FIRST_EDGE] = local
+            ranges[ahead, SEGMENT] = segment
+            ranges[ahead, FIRST_EDGE] = local
     return -1
 
 
 def find_edges(seeds: Tensor, graph: Rows, num_rows: int) -> np.ndarray:
-    """Look up each seed's edges.
+    """Look up the edges of each of n seeds; an int64 array of shape (n, 4).
 
-    Returns
-    -------
-    ndarray, int64, shape (n, 4)
-        The segment, the place of the first edge in it, the degree, and what makes the id of an
-        edge of its place where ids are not stored.
-
-    Raises
-    ------
-    IdOutOfRangeError
-        If a seed is not in [0, num_rows).
+    Columns: the segment, the place of the first edge in it, the degree, and the difference of an
+    edge's id and its place where ids are not stored.  Raises IdOutOfRangeError for a seed that is
+    not in [0, num_rows).
     """
-    found = np.empty((seeds.numel(), 4), dtype=np.int64)
+    ranges = np.empty((seeds.numel(), 4), dtype=np.int64)
     places = parallel.run(
-        _find, len(found), _FIND_GRAIN, seeds.data_ptr(), seeds.element_size(), graph, num_rows,
-        found,
+        _find, len(ranges), _FIND_GRAIN, seeds.data_ptr(), seeds.element_size(), graph, num_rows,
+        ranges,
     )  # fmt: skip
     raise_at_bad_id(places, seeds, num_rows, "look up the edges of nodes")
-    return found
+    return ranges

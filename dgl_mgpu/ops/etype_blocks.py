@@ -73,23 +73,17 @@ def typed_hops_async(
 ) -> SampleFuture[SampledHops]:
     """Start the operator for seeds, by node type, in the graph's id type.
 
-    Ask for the result on the stream that was current at the start.
-
-    Parameters
-    ----------
-    until : list of Tensor, optional
-        Time of each seed.
-    fanouts : sequence of sequences of int
-        By hop, and in it by edge type.
+    ``until`` has the time of each seed.  ``fanouts`` are by hop, and in a hop by edge type.  Ask
+    for the result on the stream that was current at the start.
     """
     weights: list[Tensor | None] = []
     times: list[Tensor | None] = []
-    for each in types:
+    for edges in types:
         timed = None
-        if each.times is not None and until is not None:
-            timed = EdgeTimes(each.times, until[each.target])
+        if edges.times is not None and until is not None:
+            timed = EdgeTimes(edges.times, until[edges.target])
         placed, weight_dtype, times_placed, time_dtype, _ = weighting(
-            each.view, seeds[each.target], each.weights, timed
+            edges.view, seeds[edges.target], edges.weights, timed
         )
         weights += _operands(placed, weight_dtype)
         times += _operands(times_placed, time_dtype)
@@ -97,19 +91,19 @@ def typed_hops_async(
     moments: list[Tensor] = []
     if until is not None:
         table, moments = _moments(until)
-    keys = [each.key.fold_hops(len(fanouts)) for each in types]
+    keys = [edges.key.fold_hops(len(fanouts)) for edges in types]
     arguments = (
         seeds,
         moments,
         table,
-        [end for each in types for end in (each.source, each.target)],
+        [end for edges in types for end in (edges.source, edges.target)],
         [
             tensor
-            for each in types
-            for tensor in (each.view.tiers, each.view.pointers, each.view.position)
+            for edges in types
+            for tensor in (edges.view.tiers, edges.view.pointers, edges.view.position)
         ],
-        [each.view.num_rows for each in types],
-        [each.view.num_cols for each in types],
+        [edges.view.num_rows for edges in types],
+        [edges.view.num_cols for edges in types],
         types[0].view.idtype,
         weights,
         times,
@@ -117,7 +111,7 @@ def typed_hops_async(
         replace,
         [key for hop in zip(*keys, strict=True) for key in hop],
         sms,
-        [each.view.ordered_from for each in types],
+        [edges.view.ordered_from for edges in types],
     )
     start = direct("sample_etype_hops_async", tuple(seeds), even_profiled=True)
     if start is None:
@@ -127,14 +121,17 @@ def typed_hops_async(
 
     def sampled(hops: Hops) -> SampledHops:
         nodes, indptrs, sources, eids, sizes = hops
-        found = None
+        node_times = None
         if table is not None:
             counts: dict[int, int] = {}
-            for each in types:
-                counts[each.source], counts[each.target] = each.view.num_cols, each.view.num_rows
-            found = [table[ids // counts[number]] for number, ids in enumerate(nodes)]
+            for edges in types:
+                counts[edges.source], counts[edges.target] = (
+                    edges.view.num_cols,
+                    edges.view.num_rows,
+                )
+            node_times = [table[ids // counts[number]] for number, ids in enumerate(nodes)]
             nodes = [(ids % counts[number]).to(seeds[0].dtype) for number, ids in enumerate(nodes)]
-        return SampledHops(nodes, found, indptrs, sources, eids, sizes.tolist())
+        return SampledHops(nodes, node_times, indptrs, sources, eids, sizes.tolist())
 
     return future.then(sampled)
 
@@ -149,13 +146,13 @@ def _moments(until: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
     Nothing here waits for a GPU, as ``torch.unique`` would.
     """
     wide = torch.float64 if until[0].dtype.is_floating_point else torch.int64
-    ordered, order = torch.cat([each.to(wide) for each in until]).sort()
+    ordered, order = torch.cat([of_type.to(wide) for of_type in until]).sort()
     is_new = torch.ones_like(order)
     is_new[1:] = ordered[1:] != ordered[:-1]
     number = is_new.cumsum(0) - 1
     times = torch.zeros_like(ordered).scatter(0, number, ordered)
     moments = torch.empty_like(order).scatter(0, order, number)
-    return times, list(moments.split([len(each) for each in until]))
+    return times, list(moments.split([len(of_type) for of_type in until]))
 
 
 class BlockEdges(NamedTuple):
@@ -296,7 +293,7 @@ def sample_etype_blocks_async(
         ("times", times or {}, views),
         ("until", until or {}, ntypes),
     ):
-        if unknown := [each for each in types if each not in known]:
+        if unknown := [label for label in types if label not in known]:
             raise InvalidInputError(
                 _ACTION,
                 f"{name} names the unknown type {unknown[0]!r}",
@@ -392,11 +389,11 @@ def _check_types(views: Mapping[tuple[str, str, str], GraphView]) -> GraphView:
                 f" {first.idtype} on '{first_device}'",
                 "give all edge types the same id type and device",
             )
-        for ntype, found in ((etype[0], view.num_cols), (etype[2], view.num_rows)):
-            if found != counts[ntype]:
+        for ntype, count in ((etype[0], view.num_cols), (etype[2], view.num_rows)):
+            if count != counts[ntype]:
                 raise InvalidInputError(
                     _ACTION,
-                    f"edge type {etype} has {found} nodes of type {ntype!r}, but another has"
+                    f"edge type {etype} has {count} nodes of type {ntype!r}, but another has"
                     f" {counts[ntype]}",
                     "pass the edge types of one graph",
                 )
@@ -406,7 +403,7 @@ def _check_types(views: Mapping[tuple[str, str, str], GraphView]) -> GraphView:
 def _fanouts_of(
     fanout: int | Mapping[tuple[str, str, str], int], views: Mapping[tuple[str, str, str], Any]
 ) -> list[int]:
-    found = []
+    fanouts = []
     for etype in views:
         of_type = fanout.get(etype) if isinstance(fanout, Mapping) else fanout
         if of_type is None:
@@ -415,8 +412,8 @@ def _fanouts_of(
                 f"there is no fanout for edge type {etype!r}",
                 "give each edge type a fanout; 0 leaves it out",
             )
-        found.append(check_integer(of_type, "fanout", -1, _ACTION))
-    return found
+        fanouts.append(check_integer(of_type, "fanout", -1, _ACTION))
+    return fanouts
 
 
 def _check_until(
@@ -426,7 +423,9 @@ def _check_until(
     until: Mapping[str, Tensor],
 ) -> list[Tensor]:
     """Times of seeds by node type, or raise if they do not fit the seeds or each other."""
-    dtypes = [each.dtype for each in times.values()] + [each.dtype for each in until.values()]
+    dtypes = [tensor.dtype for tensor in times.values()] + [
+        tensor.dtype for tensor in until.values()
+    ]
     if not times or len({dtype.is_floating_point for dtype in dtypes}) > 1:
         raise InvalidInputError(
             _ACTION,
@@ -434,7 +433,7 @@ def _check_until(
             f" with dtypes {', '.join(map(str, dtypes))}",
             "pass times of edges and of seeds together, all integers or all floating-point",
         )
-    found = []
+    seed_times = []
     for ntype, ids in zip(ntypes, seeds, strict=True):
         moments = until.get(ntype, ids.new_empty(0, dtype=dtypes[0]))
         if moments.shape != ids.shape or moments.device != ids.device:
@@ -444,5 +443,5 @@ def _check_until(
                 f" '{moments.device}', but there are {len(ids)} such seeds on '{ids.device}'",
                 "pass one time for each seed, on the device of the seeds",
             )
-        found.append(moments)
-    return found
+        seed_times.append(moments)
+    return seed_times

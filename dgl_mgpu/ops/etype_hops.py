@@ -75,26 +75,14 @@ def sample_etype_hops_op(
 
 @dataclass(frozen=True)
 class EdgeType:
-    """One edge type of the operator's arguments.
+    """One edge type of the operator's arguments."""
 
-    Attributes
-    ----------
-    source, target : int
-        Numbers of its node types.
-    rows : TieredRows
-    num_sources : int
-    weighting : Weighting
-        Without ``until``, which all edge types share.
-    ordered_from : int
-        Number of nodes from which a GPU takes them in the order of addresses; 0 for never.
-    """
-
-    source: int
+    source: int  # number of its source nodes' type
     target: int
     rows: TieredRows
     num_sources: int
-    weighting: Weighting
-    ordered_from: int = 0
+    weighting: Weighting  # without `until`, which all edge types share
+    ordered_from: int = 0  # as many nodes a GPU takes in the order of addresses; 0 for never
 
     @property
     def is_uniform(self) -> bool:
@@ -127,16 +115,16 @@ def edge_types(arguments: EdgeTypeArguments, ordered_from: Sequence[int] = ()) -
 
 
 def _values(values: Sequence[Tensor | None]) -> tuple[list[Tensor], torch.dtype | None]:
-    there = [each for each in values if each is not None]
+    there = [value for value in values if value is not None]
     return (there[:-1], there[-1].dtype) if there else ([], None)
 
 
 def num_nodes(types: Sequence[EdgeType]) -> dict[int, int]:
     """Nodes of each node type, by its number."""
-    found = {}
-    for each in types:
-        found[each.source], found[each.target] = each.num_sources, each.rows.num_rows
-    return found
+    counts = {}
+    for etype in types:
+        counts[etype.source], counts[etype.target] = etype.num_sources, etype.rows.num_rows
+    return counts
 
 
 def at_moments(seeds: Tensor, moments: Tensor, num_nodes: int) -> Tensor:
@@ -163,16 +151,16 @@ def hop_by_hop(
     # Nodes by type and their times, and what they are numbered by.
     nodes, ids = seeds, seeds
     if until is not None:
-        ids = [at_moments(each, moments[n], counts[n]) for n, each in enumerate(seeds)]
+        ids = [at_moments(of_type, moments[n], counts[n]) for n, of_type in enumerate(seeds)]
     indptrs, sources, eids = [], [], []
-    sizes = [[len(each) for each in ids]]
+    sizes = [[len(of_type) for of_type in ids]]
     draws = list(zip(fanouts, keys, strict=True))
     for hop in range(len(fanouts) // len(types)):
         neighbors = []
-        for each, (fanout, key) in zip(types, draws[hop * len(types) :], strict=False):
-            at = None if until is None else moments[each.target]
+        for etype, (fanout, key) in zip(types, draws[hop * len(types) :], strict=False):
+            at = None if until is None else moments[etype.target]
             sampled = _sample_hop(
-                each, nodes[each.target], at, until, idtype, fanout, replace, key, sms
+                etype, nodes[etype.target], at, until, idtype, fanout, replace, key, sms
             )
             neighbors.append(sampled[1])
             indptrs.append(sampled[0])
@@ -180,23 +168,25 @@ def hop_by_hop(
         numbered: dict[int, Tensor] = {}
         joined = list(ids)
         for ntype, known in enumerate(ids):
-            mine = [n for n, each in enumerate(types) if each.source == ntype]
+            mine = [n for n, etype in enumerate(types) if etype.source == ntype]
             if mine:
-                found = [neighbors[n] for n in mine]
-                all_found = found[0] if len(found) == 1 else torch.cat(found)
-                joined[ntype], local = torch.ops.dgl_mgpu.append_unique.default(known, all_found)
-                parts = local.to(idtype).split([len(each) for each in found])
+                new = [neighbors[n] for n in mine]
+                all_new = new[0] if len(new) == 1 else torch.cat(new)
+                joined[ntype], local = torch.ops.dgl_mgpu.append_unique.default(known, all_new)
+                parts = local.to(idtype).split([len(part) for part in new])
                 # What an operator returns must not share memory.
-                parts = parts if len(found) == 1 else tuple(each.clone() for each in parts)
+                parts = parts if len(new) == 1 else tuple(part.clone() for part in parts)
                 numbered.update(zip(mine, parts, strict=True))
         sources += [numbered[n] for n in range(len(types))]
         nodes = ids = joined
         if until is not None:
-            moments = [each // counts[n] for n, each in enumerate(ids)]
-            nodes = [(each % counts[n]).to(idtype) for n, each in enumerate(ids)]
-        sizes.append([len(each) for each in ids])
+            moments = [of_type // counts[n] for n, of_type in enumerate(ids)]
+            nodes = [(of_type % counts[n]).to(idtype) for n, of_type in enumerate(ids)]
+        sizes.append([len(of_type) for of_type in ids])
     # Nodes of a type that is no edge's source are the seeds themselves.
-    ids = [each.clone() if any(each is seed for seed in seeds) else each for each in ids]
+    ids = [
+        of_type.clone() if any(of_type is seed for seed in seeds) else of_type for of_type in ids
+    ]
     return ids, indptrs, sources, eids, torch.tensor(sizes, device="cpu")
 
 

@@ -67,7 +67,7 @@ def sample_etype_hops_async(
     types = edge_types(etypes, ordered_from)
     by_type = list(zip(fanouts, keys, strict=True))
     draws = [by_type[first : first + len(types)] for first in range(0, len(keys), len(types))]
-    rooms = _rooms(types, draws, [len(each) for each in seeds], until is not None)
+    rooms = _rooms(types, draws, [len(ids) for ids in seeds], until is not None)
     if rooms is not None:
         space = workspace(seeds[0].device)
         with space.lock:
@@ -87,7 +87,7 @@ def sample_etype_hops_async(
 def _sample_etype_hops(*arguments: Any) -> Hops:
     nodes, indptrs, sources, eids, sizes = sample_etype_hops_async(*arguments).result()
     # What an operator returns must not share memory, as the edges of types from one do.
-    sources, eids = ([each.clone() for each in of_types] for of_types in (sources, eids))
+    sources, eids = ([tensor.clone() for tensor in of_types] for of_types in (sources, eids))
     return nodes, indptrs, sources, eids, sizes
 
 
@@ -120,17 +120,17 @@ def _rooms(
 
     None if the kernels cannot do it, or the largest possible sample is too large.
     """
-    if timed and any(each.is_uniform for each in types):
+    if timed and any(etype.is_uniform for etype in types):
         return None
     counts, total = num_nodes(types), 0
     rooms = [list(seeds)]
     for draw in draws:
         most = list(rooms[-1])
-        for each, (fanout, _) in zip(types, draw, strict=True):
-            if fanout < 0 or (fanout > MOST_PICKS and not each.is_uniform):
+        for etype, (fanout, _) in zip(types, draw, strict=True):
+            if fanout < 0 or (fanout > MOST_PICKS and not etype.is_uniform):
                 return None
-            most[each.source] += rooms[-1][each.target] * fanout
-            total += rooms[-1][each.target] * fanout
+            most[etype.source] += rooms[-1][etype.target] * fanout
+            total += rooms[-1][etype.target] * fanout
         if not timed:
             most = [min(room, seeds[ntype] + counts[ntype]) for ntype, room in enumerate(most)]
         rooms.append(most)
@@ -139,32 +139,19 @@ def _rooms(
 
 @dataclass(frozen=True)
 class _Sampled:
-    """One hop of an edge type that has been launched.
-
-    Attributes
-    ----------
-    of : EdgeType
-    most : int
-        Seeds it was launched for; with none, there was nothing to launch.
-    indptr : Tensor
-    report : Tensor
-        What its kernels tell: a part of the batch's.
-    end : int
-        Which word of it says where the edges end among those of one source type.
-    weighed : Weighed, optional
-    """
+    """One hop of an edge type that has been launched."""
 
     of: EdgeType
-    most: int
+    most: int  # seeds it was launched for; 0 if there was nothing to launch
     indptr: Tensor
-    report: Tensor
-    end: int = _UNIFORM_END
+    report: Tensor  # what its kernels report: a part of the batch's report
+    end: int = _UNIFORM_END  # which word of it says where its edges end among its source type's
     weighed: Weighed | None = None
 
 
 @dataclass(frozen=True)
-class _Found:
-    """The neighbors of one hop that are of one type, and what numbering them tells."""
+class _NewNeighbors:
+    """The neighbors of one hop that are of one type, and the report of numbering them."""
 
     neighbors: Tensor
     eids: Tensor
@@ -199,41 +186,43 @@ class _Batch:
             self._nodes.append(nodes)
         # How many there are, on the device; None where the host knows it.
         self._known: list[Tensor | None] = [None] * len(seeds)
-        self._hops: list[tuple[list[_Sampled], dict[int, _Found]]] = []
+        self._hops: list[tuple[list[_Sampled], dict[int, _NewNeighbors]]] = []
         self._reports: list[Tensor] = []
 
     def sample_hop(self, draw: Sequence[tuple[int, int]], most: Sequence[int]) -> None:
         """Launch one more hop.
 
-        Parameters
-        ----------
-        draw : sequence of (int, int)
-            Fanout and key of each edge type.
-        most : sequence of int
-            Of each node type, how many nodes are known at most.
+        ``draw`` has the fanout and key of each edge type, ``most`` the largest number of nodes of
+        each type that can be known by then.
         """
         report = torch.zeros(self._words, dtype=torch.int64, device=self._device)
         self._reports.append(report)
-        room = dict.fromkeys((each.source for each in self._types), 0)
-        for each, (fanout, _) in zip(self._types, draw, strict=True):
-            room[each.source] += most[each.target] * fanout
-        found = {}
+        room = dict.fromkeys((etype.source for etype in self._types), 0)
+        for etype, (fanout, _) in zip(self._types, draw, strict=True):
+            room[etype.source] += most[etype.target] * fanout
+        new_neighbors = {}
         for ntype, edges in room.items():
             neighbors = torch.empty(edges, dtype=self._nodes[ntype].dtype, device=self._device)
             eids = torch.empty(edges, dtype=self._idtype, device=self._device)
             first = len(self._types) * CONTROL + ntype * _NUMBERED
-            found[ntype] = _Found(neighbors, eids, report[first : first + _NUMBERED])
+            new_neighbors[ntype] = _NewNeighbors(neighbors, eids, report[first : first + _NUMBERED])
         sampled = []
         end: dict[int, Tensor] = {}
-        for number, (each, (fanout, key)) in enumerate(zip(self._types, draw, strict=True)):
+        for number, (etype, (fanout, key)) in enumerate(zip(self._types, draw, strict=True)):
             part = report[number * CONTROL : (number + 1) * CONTROL]
-            one = self._sample(
-                each, most[each.target], fanout, key, end.get(each.source), found[each.source], part
+            launched = self._sample(
+                etype,
+                most[etype.target],
+                fanout,
+                key,
+                end.get(etype.source),
+                new_neighbors[etype.source],
+                part,
             )
-            if one.most:
-                end[each.source] = part[one.end :]
-            sampled.append(one)
-        for ntype, of_type in found.items():
+            if launched.most:
+                end[etype.source] = part[launched.end :]
+            sampled.append(launched)
+        for ntype, of_type in new_neighbors.items():
             if ntype in end:
                 nodes = self._nodes[ntype]
                 number_nodes(
@@ -241,7 +230,7 @@ class _Batch:
                     end[ntype], min(len(nodes), most[ntype] + room[ntype]), of_type.report,
                 )  # fmt: skip
                 self._known[ntype] = of_type.report[_NODES:]
-        self._hops.append((sampled, found))
+        self._hops.append((sampled, new_neighbors))
 
     @property
     def _words(self) -> int:
@@ -255,7 +244,7 @@ class _Batch:
         fanout: int,
         key: int,
         start: Tensor | None,
-        found: _Found,
+        new: _NewNeighbors,
         report: Tensor,
     ) -> _Sampled:
         seeds, known = self._nodes[of.target], self._known[of.target]
@@ -267,7 +256,7 @@ class _Batch:
             indptr = torch.empty(most + 1, dtype=torch.int64, device=self._device)
             sample_hop(
                 self._space, seeds, most, known, of.rows, fanout, self._replace, key, indptr,
-                start, found.neighbors, found.eids, report, self._sms, of.ordered_from,
+                start, new.neighbors, new.eids, report, self._sms, of.ordered_from,
             )  # fmt: skip
             return _Sampled(of, most, indptr, report)
         weights = edge_weights(of.weighting._replace(until=self._until))
@@ -276,40 +265,40 @@ class _Batch:
             seeds, most, known, of.rows, self._idtype, weights, targets, fanout, self._replace,
             report, self._sms,
         )  # fmt: skip
-        weighed.fill(key, False, sources, start, found.neighbors, found.eids)
+        weighed.fill(key, False, sources, start, new.neighbors, new.eids)
         return _Sampled(of, most, weighed.indptr, report, END, weighed)
 
     def expect_reports(self) -> None:
-        """Have the GPU tell the host what it found, after the last hop."""
+        """Queue the copy of all reports to the host, after the last hop."""
         on_device = torch.cat(self._reports)
         self._host_report = gpu.driver.host_buffer(len(on_device))
         self._host_report.copy_(on_device, non_blocking=True)
         self._reported = gpu.driver.mark(self._device)
 
     def finish(self) -> Hops:
-        """Wait for the GPU, and cut what it found to size."""
+        """Wait for the GPU, and cut its results to size."""
         self._reported.synchronize()
         numbers = self._host_report.tolist()
-        sizes = [[len(each) for each in self._seeds]]
+        sizes = [[len(ids) for ids in self._seeds]]
         indptrs, sources, eids = [], [], []
-        for hop, (sampled, found) in enumerate(self._hops):
+        for hop, (sampled, new_neighbors) in enumerate(self._hops):
             first = hop * self._words
-            end = dict.fromkeys(found, 0)
+            end = dict.fromkeys(new_neighbors, 0)
             spans = []
-            for number, each in enumerate(sampled):
-                of, words = each.of, numbers[first + number * CONTROL :][:CONTROL]
+            for number, launched in enumerate(sampled):
+                of, words = launched.of, numbers[first + number * CONTROL :][:CONTROL]
                 start = end[of.source]
-                if each.most:
-                    self._raise_if_bad(each, words, hop)
-                    end[of.source] = words[each.end]
+                if launched.most:
+                    self._raise_if_bad(launched, words, hop)
+                    end[of.source] = words[launched.end]
                 spans.append(slice(start, end[of.source]))
-                indptrs.append(beginning(each.indptr, sizes[-1][of.target] + 1))
+                indptrs.append(beginning(launched.indptr, sizes[-1][of.target] + 1))
             cut = {
-                ntype: (beginning(each.neighbors, end[ntype]), beginning(each.eids, end[ntype]))
-                for ntype, each in found.items()
+                ntype: (beginning(new.neighbors, end[ntype]), beginning(new.eids, end[ntype]))
+                for ntype, new in new_neighbors.items()
             }
-            for each, span in zip(sampled, spans, strict=True):
-                neighbors, edges = cut[each.of.source]
+            for launched, span in zip(sampled, spans, strict=True):
+                neighbors, edges = cut[launched.of.source]
                 sources.append(neighbors[span].to(self._idtype))
                 eids.append(edges[span])
             first += len(sampled) * CONTROL
@@ -321,7 +310,7 @@ class _Batch:
                         raise_at_negative_id(int(ids[bad]), bad)
                     known[ntype] = count
             sizes.append(known)
-        nodes = [beginning(each, size) for each, size in zip(self._nodes, sizes[-1], strict=True)]
+        nodes = [beginning(ids, size) for ids, size in zip(self._nodes, sizes[-1], strict=True)]
         return nodes, indptrs, sources, eids, torch.tensor(sizes, device="cpu")
 
     def _raise_if_bad(self, sampled: _Sampled, words: list[int], hop: int) -> None:
@@ -330,4 +319,4 @@ class _Batch:
             raise_at_bad_id([words[0]], self._seeds[of.target], rows, "look up the edges of nodes")
         elif words[0] or words[1]:
             ids = self._nodes[of.target] % rows if hop else self._seeds[of.target]
-            raise_if_bad(words, sampled.most, ids, rows, sampled.weighed.found)
+            raise_if_bad(words, sampled.most, ids, rows, sampled.weighed.ranges)

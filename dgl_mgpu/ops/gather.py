@@ -38,17 +38,11 @@ class GatherTuning(NamedTuple):
 
 
 class DiskCache(NamedTuple):
-    """The cache of rows on disk (:class:`dgl_mgpu.ops.view.DiskRows`), and what it lacks.
-
-    Attributes
-    ----------
-    miss_positions : Tensor, int64, shape (n,)
-        For each row gathered, its position if it has to be read from disk, else -1.
-    """
+    """The cache of rows on disk (:class:`dgl_mgpu.ops.view.DiskRows`), and what it lacks."""
 
     tags: Tensor
     cache: Tensor
-    miss_positions: Written
+    miss_positions: Written  # int64, (n,): a gathered row's position if it is on disk alone, or -1
 
 
 @Operator

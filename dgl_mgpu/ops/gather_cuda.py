@@ -58,7 +58,7 @@ _ELEMENTS = {
 
 @functools.cache
 def _kernel(name: str, *arguments: torch.dtype | str) -> Kernel:
-    types = [each if isinstance(each, str) else c_type(each) for each in arguments]
+    types = [argument if isinstance(argument, str) else c_type(argument) for argument in arguments]
     return Kernel("gather.cu", f"dgl_mgpu::{name}<{', '.join(types)}>")
 
 

@@ -20,16 +20,11 @@ _WORD = (1 << 64) - 1
 class HostCounters(NamedTuple):
     """Counters of a gather kernel: 2^32 times the rows gathered, plus those in host memory.
 
-    Attributes
-    ----------
-    device_counter : Tensor, int64, shape (1,)
-        In the GPU's memory, which thread blocks add to.
-    host_counter : Tensor, int64, shape (1,)
-        In host memory, where they store the sum so far.
+    Both are int64, of shape (1,).
     """
 
-    device_counter: Written
-    host_counter: Written
+    device_counter: Written  # in the GPU's memory: thread blocks add to it
+    host_counter: Written  # in host memory: they store the sum so far
 
 
 #: Unused counters. They are never freed: a running kernel may still add to those of a table that

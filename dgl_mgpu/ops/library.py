@@ -45,13 +45,8 @@ class Operator:
     """An operator, specified by a function: its signature, and its fake implementation.
 
     A parameter may be a group: a NamedTuple, such as what operators see of a view.  In the schema
-    its fields take its place.  A group that may be None is None where its first field is.
-
-    Attributes
-    ----------
-    name : str
-        That of the function, without ``_op``.
-    schema : str
+    its fields take its place.  A group that may be None is None where its first field is.  The
+    operator has the name of the function, without ``_op``.
     """
 
     def __init__(self, function: _Function) -> None:
@@ -91,12 +86,8 @@ class Operator:
     def flat(self, function: _Function) -> _Function:
         """A function of the schema's arguments that calls one of the specification's.
 
-        A function of ``*arguments`` takes the schema's already.
-
-        Raises
-        ------
-        TypeError
-            If the function has other parameters than the specification.
+        A function of ``*arguments`` takes the schema's already.  Raises TypeError if the function
+        has other parameters than the specification.
         """
         parameters = inspect.signature(function).parameters
         if [parameter.kind.name for parameter in parameters.values()] == ["VAR_POSITIONAL"]:
@@ -191,10 +182,8 @@ def direct(
 ) -> _Function | None:
     """The implementation for these tensors, or None where torch's dispatcher is needed.
 
-    Parameters
-    ----------
-    even_profiled : bool
-        Return it under a profiler too, wrapped so that the profiler records the operator.
+    With ``even_profiled`` it is returned under a profiler too, wrapped so that the profiler records
+    the operator.
     """
     if torch.compiler.is_compiling():
         return None

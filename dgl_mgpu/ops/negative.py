@@ -241,22 +241,22 @@ def _draw_destinations(
 @kernel
 def _test(
     begin: int, end: int, pending: np.ndarray, sources: np.ndarray, destinations: np.ndarray,
-    found: np.ndarray, pointers: np.ndarray, width: int, avoid_existing: bool,
+    ranges: np.ndarray, pointers: np.ndarray, width: int, avoid_existing: bool,
     exclude_self_loops: bool, failed: np.ndarray,
 ) -> None:  # fmt: skip
     """Whether each of the candidates ``pending[begin:end]`` must not be taken.
 
-    ``found`` says where the in-edges of each candidate's destination are.
+    ``ranges`` says where the in-edges of each candidate's destination are.
     """
     for index in range(begin, end):
         if avoid_existing and index + _AHEAD < end:
-            segment, edge = found[index + _AHEAD, SEGMENT], found[index + _AHEAD, FIRST_EDGE]
+            segment, edge = ranges[index + _AHEAD, SEGMENT], ranges[index + _AHEAD, FIRST_EDGE]
             prefetch(pointers[segment, INDICES] + edge * width)
         source = sources[pending[index]]
         fails = exclude_self_loops and source == destinations[pending[index]]
         if avoid_existing and not fails:
-            segment, first = found[index, SEGMENT], found[index, FIRST_EDGE]
-            for edge in range(first, first + found[index, DEGREE]):
+            segment, first = ranges[index, SEGMENT], ranges[index, FIRST_EDGE]
+            for edge in range(first, first + ranges[index, DEGREE]):
                 if load_id(pointers[segment, INDICES], edge, width) == source:
                     fails = True
                     break
@@ -299,12 +299,12 @@ def _failed(
     avoid_existing: bool,
     exclude_self_loops: bool,
 ) -> np.ndarray:
-    found = np.empty((0, 3), dtype=np.int64)
+    ranges = np.empty((0, 3), dtype=np.int64)
     if avoid_existing:
-        found = find_edges(torch.from_numpy(destinations[pending]), graph, num_rows)
+        ranges = find_edges(torch.from_numpy(destinations[pending]), graph, num_rows)
     failed = np.empty(len(pending), dtype=np.bool_)
     parallel.run(
-        _test, len(pending), GRAIN, pending, sources, destinations, found, graph[1], width,
+        _test, len(pending), GRAIN, pending, sources, destinations, ranges, graph[1], width,
         avoid_existing, exclude_self_loops, failed,
     )  # fmt: skip
     return failed

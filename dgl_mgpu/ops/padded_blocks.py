@@ -67,15 +67,15 @@ def _sample_hops_padded(
     nodes, indptrs, sources, eids = hop_by_hop(seeds, *graph, fanouts, replace, keys)
     most_nodes, most_edges = rooms(len(seeds), fanouts, graph.num_cols)
     counts = [-1, -1]
-    for hop, each in enumerate(sources):
+    for hop, vector in enumerate(sources):
         after = indptrs[hop + 1] if hop + 1 < len(indptrs) else None
-        counts += [len(each), len(nodes) if after is None else len(after) - 1]
+        counts += [len(vector), len(nodes) if after is None else len(after) - 1]
     return (
         _padded([nodes], most_nodes[-1:]),
         torch.cat(
             [
-                torch.cat([each, each[-1:].expand(most + 1 - len(each))])
-                for each, most in zip(indptrs, most_nodes[:-1], strict=True)
+                torch.cat([indptr, indptr[-1:].expand(most + 1 - len(indptr))])
+                for indptr, most in zip(indptrs, most_nodes[:-1], strict=True)
             ]
         ),
         _padded(sources, most_edges),
@@ -87,8 +87,8 @@ def _sample_hops_padded(
 def _padded(vectors: Sequence[Tensor], lengths: Sequence[int]) -> Tensor:
     return torch.cat(
         [
-            torch.nn.functional.pad(each, (0, most - len(each)))
-            for each, most in zip(vectors, lengths, strict=True)
+            torch.nn.functional.pad(vector, (0, most - len(vector)))
+            for vector, most in zip(vectors, lengths, strict=True)
         ]
     )
 

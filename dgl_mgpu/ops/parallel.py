@@ -90,20 +90,10 @@ def split(total: int, grain: int) -> list[int]:
 def run(kernel: Callable[..., Any], total: int, grain: int, *arguments: Any) -> list[Any]:
     """Call ``kernel(begin, end, *arguments)`` on ranges that cover ``[0, total)``.
 
-    Parameters
-    ----------
-    kernel : callable
-        Compiled with ``nogil=True``.  What it writes must depend on the items alone and not
-        on how they fall into ranges.
-    total : int
-        Number of items.
-    grain : int
-        Smallest range worth a thread; fewer than twice as many items run inline.
-
-    Returns
-    -------
-    list
-        What the kernel returned for each range, in the order of the ranges.
+    Returns the kernel's results in the order of the ranges.  The kernel is compiled with
+    ``nogil=True``.  What it writes must depend on the items alone and not on how they fall into
+    ranges.  ``grain`` is the smallest range worth a thread: fewer than twice as many items run
+    inline.
     """
     bounds = split(total, grain)
     count = len(bounds) - 1

@@ -213,12 +213,7 @@ def draw_blocks(
 ) -> tuple[Tensor, Tensor]:
     """The two draws of counter blocks, as int64 with the bits of `philox`.
 
-    Parameters
-    ----------
-    nodes, blocks, streams : Tensor, int64, or int
-        The counters' words, of shapes that broadcast.
-    key : int
-        A folded `SampleKey`.
+    The counters' words are int64 and broadcast; ``key`` is a folded `SampleKey`.
     """
     nodes, block, stream = torch.broadcast_tensors(
         nodes,

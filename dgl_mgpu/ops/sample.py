@@ -230,12 +230,12 @@ def _prefetch_range(address: int, size: int) -> None:
 
 
 @kernel
-def _count(found: np.ndarray, fanout: int, replace: bool, indptr: np.ndarray) -> int:
+def _count(ranges: np.ndarray, fanout: int, replace: bool, indptr: np.ndarray) -> int:
     """Prefix sum of the sample sizes; the largest of them."""
     total = 0
     largest = 0
-    for place in range(len(found)):
-        count = found[place, DEGREE]
+    for place in range(len(ranges)):
+        count = ranges[place, DEGREE]
         if fanout >= 0 and count > 0 and (replace or count > fanout):
             count = fanout
         largest = max(largest, count)
@@ -246,10 +246,10 @@ def _count(found: np.ndarray, fanout: int, replace: bool, indptr: np.ndarray) ->
 
 @inline
 def _seen(picks: np.ndarray, begin: int, end: int, value: int) -> bool:
-    found = False
+    repeated = False
     for index in range(begin, end):  # no early exit: this way it is vectorised
-        found |= picks[index] == value
-    return found
+        repeated |= picks[index] == value
+    return repeated
 
 
 @inline
@@ -291,7 +291,7 @@ def _pick_distinct(
 
 @kernel
 def _fill(
-    begin: int, end: int, seeds: int, seed_width: int, pointers: np.ndarray, found: np.ndarray,
+    begin: int, end: int, seeds: int, seed_width: int, pointers: np.ndarray, ranges: np.ndarray,
     indptr: np.ndarray, replace: bool, largest: int, key: int, neighbors: int, eids: int,
     width: int,
 ) -> None:  # fmt: skip
@@ -313,9 +313,9 @@ def _fill(
         used = 0
         for place in range(start, stop):
             count = indptr[place + 1] - indptr[place]
-            degree = found[place, DEGREE]
+            degree = ranges[place, DEGREE]
             if count == degree and not replace:
-                segment, first = found[place, SEGMENT], found[place, FIRST_EDGE]
+                segment, first = ranges[place, SEGMENT], ranges[place, FIRST_EDGE]
                 _prefetch_range(pointers[segment, INDICES] + first * width, count * width)
                 edge_ids = stored_ids(pointers, segment)
                 if edge_ids != 0:
@@ -334,7 +334,7 @@ def _fill(
         at = 0
         for place in range(start, stop):
             count = indptr[place + 1] - indptr[place]
-            degree = found[place, DEGREE]
+            degree = ranges[place, DEGREE]
             if count == degree and not replace:
                 continue
             if replace:
@@ -342,7 +342,7 @@ def _fill(
                     picks[at + index] = below(draws[at + index], degree)
             else:
                 _pick_distinct(picks, at, count, degree, draws, table)
-            segment, first = found[place, SEGMENT], found[place, FIRST_EDGE]
+            segment, first = ranges[place, SEGMENT], ranges[place, FIRST_EDGE]
             edge_ids = stored_ids(pointers, segment)
             for index in range(count):
                 prefetch(pointers[segment, INDICES] + (first + picks[at + index]) * width)
@@ -354,10 +354,10 @@ def _fill(
         for place in range(start, stop):
             to = indptr[place]
             count = indptr[place + 1] - to
-            segment, first = found[place, SEGMENT], found[place, FIRST_EDGE]
-            edge_ids, shift = stored_ids(pointers, segment), found[place, SHIFT]
+            segment, first = ranges[place, SEGMENT], ranges[place, FIRST_EDGE]
+            edge_ids, shift = stored_ids(pointers, segment), ranges[place, SHIFT]
             indices = pointers[segment, INDICES]
-            if count == found[place, DEGREE] and not replace:
+            if count == ranges[place, DEGREE] and not replace:
                 copy_bytes(neighbors + to * width, indices + first * width, count * width)
                 if edge_ids != 0:
                     copy_bytes(eids + to * width, edge_ids + first * width, count * width)
@@ -384,17 +384,17 @@ def _sample_neighbors(
 ) -> tuple[Tensor, Tensor, Tensor]:
     tiers, pointers, position, num_rows = rows
     graph = rows_argument(tiers, pointers, position)
-    found = find_edges(seeds, graph, num_rows)
+    ranges = find_edges(seeds, graph, num_rows)
     replace = replace and fanout >= 0
     indptr = torch.zeros(seeds.numel() + 1, dtype=torch.int64)
-    largest = _count(found, fanout, replace, indptr.numpy())
+    largest = _count(ranges, fanout, replace, indptr.numpy())
     if not replace and largest < fanout:
         largest = 0  # no seed draws
     total = int(indptr[-1])
     neighbors = torch.empty(total, dtype=idtype)
     eids = torch.empty(total, dtype=idtype)
     parallel.run(
-        _fill, seeds.numel(), GRAIN, seeds.data_ptr(), seeds.element_size(), graph[1], found,
+        _fill, seeds.numel(), GRAIN, seeds.data_ptr(), seeds.element_size(), graph[1], ranges,
         indptr.numpy(), replace, largest if fanout >= 0 else 0, key, neighbors.data_ptr(),
         eids.data_ptr(), idtype.itemsize,
     )  # fmt: skip

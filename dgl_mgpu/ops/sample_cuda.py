@@ -25,10 +25,10 @@ def _kernel(name: str, types: str) -> Kernel:
     return Kernel("sample.cu", f"dgl_mgpu::{name}<{types}>", cooperative=name != "fill_edges")
 
 
-def found_buffers(
+def range_buffers(
     buffer: Callable[[str, int, torch.dtype], Tensor], count: int
 ) -> tuple[Tensor, ...]:
-    """The kernels' struct ``Found``: buffers for the location of each seed's edges."""
+    """Buffers for the location of each seed's edges, the kernels' struct ``SeedEdges``."""
     return (
         buffer("first", count, torch.int64),
         buffer("degree", count, torch.int64),
@@ -86,7 +86,7 @@ def sample_hop(
     kernel(
         blocks, _THREADS, seeds, count, exact, tiers, len(tiers), pointers,
         position_pointer(position), num_rows, fanout, replace, key,
-        *found_buffers(space.buffer, count), indptr, start, neighbors, eids,
+        *range_buffers(space.buffer, count), indptr, start, neighbors, eids,
         space.control(blocks), report, order,
         device=seeds.device,
     )  # fmt: skip
@@ -137,14 +137,14 @@ def _sample_neighbors(
         types = f"{c_type(seeds.dtype)}, {c_type(idtype)}, {position_type(position)}"
         kernel = _kernel("count_edges", types)
         blocks = _blocks(kernel, count, device, sms)
-        found = (*found_buffers(space.buffer, count), indptr)
+        ranges = (*range_buffers(space.buffer, count), indptr)
         kernel(
             blocks, _THREADS, seeds, count, tiers, len(tiers), pointers, position_pointer(position),
-            num_rows, fanout, replace, *found, space.control(blocks), space.report, device=device,
+            num_rows, fanout, replace, *ranges, space.control(blocks), space.report, device=device,
         )  # fmt: skip
         neighbors, eids = room(read_report())
         _kernel("fill_edges", types)(
-            blocks, _THREADS, seeds, count, pointers, fanout, replace, key, *found, neighbors,
+            blocks, _THREADS, seeds, count, pointers, fanout, replace, key, *ranges, neighbors,
             eids, device=device,
         )  # fmt: skip
     return indptr, neighbors, eids

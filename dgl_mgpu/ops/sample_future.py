@@ -45,12 +45,8 @@ class SampleFuture(Generic[T]):
 class HopsFuture(SampleFuture[Any]):
     """A mini-batch's blocks, or None; its hops can be taken instead, without making blocks.
 
-    Parameters
-    ----------
-    hops : SampleFuture
-        The sampled hops; None if this package cannot sample them and DGL has to.
-    make_blocks : callable
-        Makes input nodes, output nodes and blocks of the hops.
+    ``hops`` results in None if this package cannot sample them and DGL has to.  ``make_blocks``
+    makes input nodes, output nodes and blocks of the hops.
     """
 
     __slots__ = ("hops",)

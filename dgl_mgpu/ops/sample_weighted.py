@@ -70,23 +70,13 @@ _TIME_DTYPES = (torch.int32, torch.int64, torch.float32, torch.float64)
 
 
 class Weighting(NamedTuple):
-    """Weights and times as operators take them.
+    """Weights and times as operators take them; dtypes are None where there are none."""
 
-    Attributes
-    ----------
-    weights, times : sequence of Tensor
-        Tiers, pointers and position of a view, or empty.
-    weight_dtype, time_dtype : torch.dtype, optional
-        None where there are none.
-    until : Tensor, int64 or float64, shape (n,), optional
-        Time of each seed.
-    """
-
-    weights: Sequence[Tensor]
+    weights: Sequence[Tensor]  # tiers, pointers and position of a view, or empty
     weight_dtype: torch.dtype | None
-    times: Sequence[Tensor]
+    times: Sequence[Tensor]  # the same
     time_dtype: torch.dtype | None
-    until: Tensor | None
+    until: Tensor | None  # int64 or float64, (n,): the time of each seed
 
 
 @Operator
@@ -140,31 +130,40 @@ def _tensors(rows: RowView) -> list[Tensor]:
 def check_weight_view(view: GraphView, weights: RowView) -> None:
     """Raise InvalidInputError if ``weights`` cannot be weights of the edges of ``view``."""
     action = "sample neighbors by weight"
-    if weights.dtype not in _WEIGHT_DTYPES or weights.row_shape != ():
-        raise InvalidInputError(
-            action,
-            f"the weights have dtype {weights.dtype} and shape"
-            f" {weights.num_rows, *weights.row_shape}",
-            "pass one number for each edge, of dtype float32, float64, bool or uint8",
-        )
-    if weights.num_rows != view.num_edges:
-        raise InvalidInputError(
-            action,
-            f"there are {weights.num_rows} weights, but {view.num_edges} edges",
-            "pass one weight for each edge id",
-        )
-    _check_reachable(view, weights, action)
+    _check_edge_numbers(view, weights, action, "weight", "weights", _WEIGHT_DTYPES)
 
 
-def _check_reachable(view: GraphView, rows: RowView, action: str) -> None:
-    if rows.tiers.device != view.tiers.device:
+def _check_edge_numbers(
+    view: GraphView,
+    numbers: RowView,
+    action: str,
+    singular: str,
+    plural: str,
+    dtypes: tuple[torch.dtype, ...],
+) -> None:
+    """Raise InvalidInputError unless each edge has a number of these dtypes within reach."""
+    if numbers.dtype not in dtypes or numbers.row_shape != ():
+        *first, last = [str(dtype).removeprefix("torch.") for dtype in dtypes]
         raise InvalidInputError(
             action,
-            f"the weights or times are on '{rows.tiers.device}', but the graph is on"
+            f"the {plural} have dtype {numbers.dtype} and shape"
+            f" {numbers.num_rows, *numbers.row_shape}",
+            f"pass one number for each edge, of dtype {', '.join(first)} or {last}",
+        )
+    if numbers.num_rows != view.num_edges:
+        raise InvalidInputError(
+            action,
+            f"there are {numbers.num_rows} {plural}, but {view.num_edges} edges",
+            f"pass one {singular} for each edge id",
+        )
+    if numbers.tiers.device != view.tiers.device:
+        raise InvalidInputError(
+            action,
+            f"the {plural} are on '{numbers.tiers.device}', but the graph is on"
             f" '{view.tiers.device}'",
             "keep both in one store",
         )
-    if rows.disk is not None:
+    if numbers.disk is not None:
         raise InvalidInputError(
             action,
             "some weights or times are on disk, where a GPU cannot read them while it samples",
@@ -176,26 +175,14 @@ def _check_reachable(view: GraphView, rows: RowView, action: str) -> None:
 def _check_times(view: GraphView, seeds: Tensor, times: EdgeTimes) -> None:
     action = "sample neighbors by time"
     edges, until = times.edges, times.until
-    if edges.dtype not in _TIME_DTYPES or edges.row_shape != ():
-        raise InvalidInputError(
-            action,
-            f"the times of edges have dtype {edges.dtype} and shape"
-            f" {edges.num_rows, *edges.row_shape}",
-            "pass one number for each edge, of dtype int32, int64, float32 or float64",
-        )
-    if edges.num_rows != view.num_edges:
-        raise InvalidInputError(
-            action,
-            f"there are {edges.num_rows} times of edges, but {view.num_edges} edges",
-            "pass one time for each edge id",
-        )
-    kind = "floating-point" if edges.dtype.is_floating_point else "integer"
+    _check_edge_numbers(view, edges, action, "time", "times of edges", _TIME_DTYPES)
     if (
         until.dtype not in _TIME_DTYPES
         or until.dtype.is_floating_point != edges.dtype.is_floating_point
         or until.shape != seeds.shape
         or until.device != seeds.device
     ):
+        kind = "floating-point" if edges.dtype.is_floating_point else "integer"
         raise InvalidInputError(
             action,
             f"the times of seeds have dtype {until.dtype} and shape {tuple(until.shape)} on"
@@ -203,7 +190,6 @@ def _check_times(view: GraphView, seeds: Tensor, times: EdgeTimes) -> None:
             f" times of edges are {edges.dtype}",
             f"pass one {kind} time for each seed, on the device of the seeds",
         )
-    _check_reachable(view, edges, action)
 
 
 def weighting(
@@ -212,11 +198,7 @@ def weighting(
     """Check weights and times, and put them into the form in which the operator takes them.
 
     Times of seeds become int64 or float64, with which every time of an edge compares exactly.
-
-    Raises
-    ------
-    InvalidInputError
-        If the dtype, shape, device or number of weights or times is wrong.
+    Raises InvalidInputError if the dtype, shape, device or number of weights or times is wrong.
     """
     placed: list[Tensor] = []
     timed: list[Tensor] = []
@@ -334,8 +316,8 @@ def _scaled(weight: float, largest: float) -> np.uint64:
 
 @kernel
 def _weigh(
-    begin: int, end: int, pointers: np.ndarray, width: int, weights: EdgeWeights, found: np.ndarray,
-    positive: np.ndarray, largest: np.ndarray,
+    begin: int, end: int, pointers: np.ndarray, width: int, weights: EdgeWeights,
+    ranges: np.ndarray, positive: np.ndarray, largest: np.ndarray,
 ) -> tuple[int, int]:  # fmt: skip
     """Count the positive weights of seeds ``[begin, end)`` and find the largest.
 
@@ -343,8 +325,8 @@ def _weigh(
     (-1, -1) if none is bad.
     """
     for place in range(begin, end):
-        edge_ids = (stored_ids(pointers, found[place, SEGMENT]), found[place, SHIFT])
-        first, degree = found[place, FIRST_EDGE], found[place, DEGREE]
+        edge_ids = (stored_ids(pointers, ranges[place, SEGMENT]), ranges[place, SHIFT])
+        first, degree = ranges[place, FIRST_EDGE], ranges[place, DEGREE]
         in_time = 0
         count = 0
         most = 0.0
@@ -426,14 +408,14 @@ def _pick_positive(
 @kernel
 def _fill(
     begin: int, end: int, seeds: int, seed_width: int, pointers: np.ndarray, width: int,
-    weights: EdgeWeights, found: np.ndarray, positive: np.ndarray, largest: np.ndarray,
+    weights: EdgeWeights, ranges: np.ndarray, positive: np.ndarray, largest: np.ndarray,
     indptr: np.ndarray, replace: bool, key: int, neighbors: int, eids: int,
 ) -> None:  # fmt: skip
     """Write the samples of seeds ``[begin, end)`` to the addresses ``neighbors`` and ``eids``."""
     most_edges = 0
     most_picks = 0
     for place in range(begin, end):
-        most_edges = max(most_edges, found[place, DEGREE])
+        most_edges = max(most_edges, ranges[place, DEGREE])
         most_picks = max(most_picks, indptr[place + 1] - indptr[place])
     picks = np.empty(most_picks, np.int64)
     keys = np.empty(most_picks, np.float64)
@@ -442,39 +424,19 @@ def _fill(
     for place in range(begin, end):
         to = indptr[place]
         count = indptr[place + 1] - to
-        segment, first, degree, shift = found[place]
+        segment, first, degree, shift = ranges[place]
         edge_ids = (stored_ids(pointers, segment), shift)
         node = load_id(seeds, place, seed_width)
         if replace and count > 0:
             _pick_with_replacement(
-                picks,
-                count,
-                first,
-                degree,
-                edge_ids,
-                width,
-                place,
-                weights,
-                largest[place],
-                sums,
-                node,
-                key,
-            )
+                picks, count, first, degree, edge_ids, width, place, weights, largest[place],
+                sums, node, key,
+            )  # fmt: skip
         elif count < positive[place] and count > 0:
             _pick_without_replacement(
-                picks,
-                count,
-                first,
-                degree,
-                edge_ids,
-                width,
-                place,
-                weights,
-                largest[place],
-                keys,
-                node,
-                key,
-            )
+                picks, count, first, degree, edge_ids, width, place, weights, largest[place],
+                keys, node, key,
+            )  # fmt: skip
         elif count > 0:
             _pick_positive(picks, first, degree, edge_ids, width, place, weights)
         for index in range(count):
@@ -488,16 +450,16 @@ def _checked(
     seeds: Tensor, graph: Rows, num_rows: int, width: int, weights: EdgeWeights
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Edges, number of positive weights and largest weight of each seed."""
-    found = find_edges(seeds, graph, num_rows)
-    positive = np.empty(len(found), dtype=np.int64)
-    largest = np.empty(len(found), dtype=np.float64)
+    ranges = find_edges(seeds, graph, num_rows)
+    positive = np.empty(len(ranges), dtype=np.int64)
+    largest = np.empty(len(ranges), dtype=np.float64)
     bad = parallel.run(
-        _weigh, len(found), GRAIN, graph[1], width, weights, found, positive, largest
+        _weigh, len(ranges), GRAIN, graph[1], width, weights, ranges, positive, largest
     )
     for place, edge in bad:
         if place >= 0:
             raise_bad_weight(int(seeds[place]), edge)
-    return found, positive, largest
+    return ranges, positive, largest
 
 
 def _weights_argument(weighting: Weighting) -> EdgeWeights:
@@ -532,18 +494,18 @@ def _sample_neighbors_weighted(
     graph = rows_argument(tiers, pointers, position)
     edge_weights = _weights_argument(weighting)
     width = idtype.itemsize
-    found, positive, largest = _checked(seeds, graph, num_rows, width, edge_weights)
+    ranges, positive, largest = _checked(seeds, graph, num_rows, width, edge_weights)
     replace = replace and fanout >= 0
     counts = positive if fanout < 0 else np.minimum(positive, fanout)
     if replace:
         counts = np.where(positive > 0, fanout, 0)
-    indptr = torch.zeros(len(found) + 1, dtype=torch.int64)
+    indptr = torch.zeros(len(ranges) + 1, dtype=torch.int64)
     np.cumsum(counts, out=indptr.numpy()[1:])
     neighbors = torch.empty(int(indptr[-1]), dtype=idtype)
     eids = torch.empty_like(neighbors)
     parallel.run(
-        _fill, len(found), GRAIN, seeds.data_ptr(), seeds.element_size(), graph[1], width,
-        edge_weights, found, positive, largest, indptr.numpy(), replace, key, neighbors.data_ptr(),
+        _fill, len(ranges), GRAIN, seeds.data_ptr(), seeds.element_size(), graph[1], width,
+        edge_weights, ranges, positive, largest, indptr.numpy(), replace, key, neighbors.data_ptr(),
         eids.data_ptr(),
     )  # fmt: skip
     return indptr, neighbors, eids

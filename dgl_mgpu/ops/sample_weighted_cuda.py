@@ -21,8 +21,8 @@ from dgl_mgpu.ops.sample_weighted import (
 from dgl_mgpu.ops.view import TieredRows
 
 _THREADS = 512
-#: Of what the kernels know of a seed, ``Found``: the int64 in it, and which is ``positive``.
-_FOUND, _POSITIVE = 7, 5
+#: Of what the kernels know of a seed, ``SeedEdges``: the int64 in it, and which is ``positive``.
+_SEED_EDGES, _POSITIVE = 7, 5
 #: Of what they tell each other and the host, ``Control``: the int64 in it, and which is what.
 CONTROL, _TOTAL, _FAR, END = 8, 2, 3, 7
 #: Edges that a block looks at together, bytes of a candidate, and memory for those of all blocks.
@@ -70,18 +70,10 @@ def _edge_values(view: Sequence[Tensor], dtype: torch.dtype | None) -> tuple[Any
 class Weighed:
     """Seeds whose edges have been weighed; all results are on the device.
 
-    Parameters
-    ----------
-    seeds : Tensor
-        Their first ``count`` at most; ``exact`` of them, where that is a number on the device.
-    rows : TieredRows
-        Of the topology.
-    weights : ndarray
-        Made by :func:`edge_weights`.
-    num_nodes : int
-        Of seeds that are nodes at a time; else 0.  See ``kernels/weighted.cuh``.
-    control : Tensor, int64, shape (CONTROL,)
-        Zeros, which the kernels change.
+    Of ``seeds`` the first ``count`` are taken at most: ``exact`` of them, where that number on the
+    device is given.  ``rows`` are the topology's, ``weights`` what :func:`edge_weights` returns.
+    ``num_nodes`` is 0 but for seeds that are nodes at a time (``kernels/weighted.cuh``).
+    ``control``, int64, shape (CONTROL,), has zeros, which the kernels change.
     """
 
     def __init__(
@@ -103,7 +95,7 @@ class Weighed:
         self._seeds, self._count, self._exact, self._num_nodes = seeds, count, exact, num_nodes
         self._pointers, self._weights, self._device, self._sms = pointers, weights, device, sms
         self._fanout, self._replace, self._control = fanout, replace, control
-        self.found = torch.empty((count, _FOUND), dtype=torch.int64, device=device)
+        self.ranges = torch.empty((count, _SEED_EDGES), dtype=torch.int64, device=device)
         self._hubs = torch.empty(count, dtype=torch.int64, device=device)
         self.indptr = torch.zeros(count + 1, dtype=torch.int64, device=device)
         types = f"{c_type(seeds.dtype)}, {c_type(idtype)}, {position_type(position)}"
@@ -111,13 +103,13 @@ class Weighed:
         find(
             blocks_within(find, _THREADS, -(-count // _THREADS), device, sms), _THREADS,
             *(seeds, count, exact, num_nodes, tiers, len(tiers), pointers),
-            *(position_pointer(position), num_rows, fanout, replace, self.found, self._hubs),
+            *(position_pointer(position), num_rows, fanout, replace, self.ranges, self._hubs),
             control, device=device,
         )  # fmt: skip
         weigh = Kernel("weigh.cu", f"dgl_mgpu::weigh<{c_type(idtype)}>")
         weigh(
             blocks_within(weigh, _THREADS, -(-32 * count // _THREADS), device, sms), _THREADS,
-            *(count, exact, pointers, weights, fanout, replace, self.found, self._hubs),
+            *(count, exact, pointers, weights, fanout, replace, self.ranges, self._hubs),
             *(self.indptr, control), device=device,
         )  # fmt: skip
         self.indptr.cumsum_(0)
@@ -133,10 +125,7 @@ class Weighed:
     ) -> None:
         """Write the samples, from the place on that ``start`` has.
 
-        Parameters
-        ----------
-        far : bool
-            Whether a block may need more room for candidates than its shared memory.
+        ``far`` says whether a block may need more room for candidates than its shared memory.
         """
         types = ", ".join(map(c_type, (self._seeds.dtype, eids.dtype, neighbors.dtype)))
         fill = Kernel("sample_weighted.cu", f"dgl_mgpu::fill<{types}>")
@@ -153,14 +142,14 @@ class Weighed:
             blocks,
             _THREADS,
             *(self._seeds, self._count, self._exact, self._num_nodes, num_sources),
-            *(self._pointers, self._weights, self._fanout, self._replace, key, self.found),
+            *(self._pointers, self._weights, self._fanout, self._replace, key, self.ranges),
             *(self._hubs, self.indptr, candidates, room, start, neighbors, eids, self._control),
             device=self._device,
         )
 
 
 def raise_if_bad(
-    control: list[int], count: int, seeds: Tensor, num_rows: int, found: Tensor
+    control: list[int], count: int, seeds: Tensor, num_rows: int, ranges: Tensor
 ) -> None:
     """Raise the error that the kernels reported for one of at most ``count`` seeds."""
     bad_seed, bad_weight = control[:2]
@@ -168,7 +157,7 @@ def raise_if_bad(
         raise_at_bad_id([count - bad_seed], seeds, num_rows, "look up the edges of nodes")
     if bad_weight:
         place = count - bad_weight
-        raise_bad_weight(int(seeds[place]), -2 - int(found[place, _POSITIVE]))
+        raise_bad_weight(int(seeds[place]), -2 - int(ranges[place, _POSITIVE]))
 
 
 def _weigh(
@@ -187,9 +176,9 @@ def _weigh(
     report = gpu.driver.host_buffer(CONTROL)
     report.copy_(control, non_blocking=True)
     gpu.driver.synchronize(device)
-    found = report.tolist()
-    raise_if_bad(found, count, seeds, rows.num_rows, weighed.found)
-    return weighed, found[_TOTAL], bool(found[_FAR])
+    words = report.tolist()
+    raise_if_bad(words, count, seeds, rows.num_rows, weighed.ranges)
+    return weighed, words[_TOTAL], bool(words[_FAR])
 
 
 @sample_neighbors_weighted_op.cuda

@@ -417,11 +417,11 @@ def _update(
 
 def _sorted(ids: Tensor, num_rows: int, action: str) -> tuple[Tensor, Tensor]:
     """Ids in ascending order and the place of each, equal ones as they came."""
-    found, order = torch.sort(ids, stable=True)
-    if found[0] < 0 or found[-1] >= num_rows:
+    sorted_ids, order = torch.sort(ids, stable=True)
+    if sorted_ids[0] < 0 or sorted_ids[-1] >= num_rows:
         bad = (ids < 0) | (ids >= num_rows)
         raise_at_bad_id([int(bad.nonzero()[0])], ids, num_rows, action)
-    return found, order
+    return sorted_ids, order
 
 
 @scatter_rows_op.cpu
@@ -430,11 +430,11 @@ def _scatter_rows_cpu(ids: Tensor, rows: Tensor, table: WrittenRows) -> None:
     count = ids.numel()
     if count == 0:
         return
-    found, order = _sorted(ids, num_rows, "write rows")
+    sorted_ids, order = _sorted(ids, num_rows, "write rows")
     row_bytes = rows.numel() // count * rows.element_size()
     parallel.run(
-        _scatter, count, max(1, _GRAIN_BYTES // max(row_bytes, 8)), found.data_ptr(),
-        found.element_size(), order.numpy(), rows.data_ptr(),
+        _scatter, count, max(1, _GRAIN_BYTES // max(row_bytes, 8)), sorted_ids.data_ptr(),
+        sorted_ids.element_size(), order.numpy(), rows.data_ptr(),
         rows_argument(tiers, pointers[:, None], position), shares.numpy(), row_bytes,
     )  # fmt: skip
 
@@ -447,12 +447,12 @@ def _update_rows_cpu(
     count = ids.numel()
     if count == 0:
         return
-    found, order = _sorted(ids, num_rows, "update rows")
+    sorted_ids, order = _sorted(ids, num_rows, "update rows")
     parallel.run(
         _update, count, max(1, _GRAIN_BYTES // max(4 * gradients.numel() // count, 8)),
-        found.data_ptr(), found.element_size(), order.numpy(), gradients.reshape(count, -1).numpy(),
-        rows_argument(tiers, pointers, position), shares.numpy(), rule,
-        np.array(settings, np.float32),
+        sorted_ids.data_ptr(), sorted_ids.element_size(), order.numpy(),
+        gradients.reshape(count, -1).numpy(), rows_argument(tiers, pointers, position),
+        shares.numpy(), rule, np.array(settings, np.float32),
     )  # fmt: skip
 
 
@@ -503,11 +503,11 @@ def _launch(
 ) -> None:
     tiers, pointers, position, shares, num_rows = table
     device, count = ids.device, ids.numel()
-    found, order = torch.sort(ids, stable=True)
+    sorted_ids, order = torch.sort(ids, stable=True)
     kernel = Kernel("scatter.cu", f"dgl_mgpu::{expression}")
     kernel(
-        gpu.blocks_within(kernel, _THREADS, -(-count // _WARPS), device), _THREADS, found, order,
-        count, rows, tiers, len(tiers), pointers, position_pointer(position),
+        gpu.blocks_within(kernel, _THREADS, -(-count // _WARPS), device), _THREADS, sorted_ids,
+        order, count, rows, tiers, len(tiers), pointers, position_pointer(position),
         shares if len(shares) else None, num_rows, gpu.fault_record(device), *arguments,
         device=device,
     )  # fmt: skip

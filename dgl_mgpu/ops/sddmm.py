@@ -255,40 +255,25 @@ def _offsets(
     """
     shape = torch.broadcast_shapes(left, right)
     columns = [
-        reduced * torch.arange(math.prod(each), dtype=torch.int32).view(each).expand(shape)
-        for each in (left, right)
+        reduced * torch.arange(math.prod(dims), dtype=torch.int32).view(dims).expand(shape)
+        for dims in (left, right)
     ]
     return torch.stack(columns).to(device)
 
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What the operands' types and shapes decide.
-
-    Attributes
-    ----------
-    kernel : Kernel
-    shape : tuple of int
-        Of an edge's result.
-    columns, left_columns, right_columns : int
-        Of a result, and of the operands' rows.
-    offsets : Tensor or None
-        See :func:`_offsets`; None where all have the same columns.
-    reduced, lanes : int
-        Numbers of a dot product, and lanes that share one.
-    block_edges : int
-        That a block has under way.
-    """
+    """What the operands' types and shapes decide."""
 
     kernel: Kernel
-    shape: tuple[int, ...]
-    columns: int
-    left_columns: int
+    shape: tuple[int, ...]  # of an edge's result
+    columns: int  # of a result
+    left_columns: int  # of an operand's row
     right_columns: int
-    offsets: Tensor | None
-    reduced: int
-    lanes: int
-    block_edges: int
+    offsets: Tensor | None  # see _offsets; None where all have the same columns
+    reduced: int  # numbers of a dot product
+    lanes: int  # that share one dot product
+    block_edges: int  # that a block has under way
 
 
 @sddmm_op.cuda

@@ -52,7 +52,7 @@ class MessageOperands(NamedTuple):
 @Operator
 def spmm_op(messages: MessageOperands, shape: Sizes, op: str, reduce: str) -> list[Tensor]:
     indptr, _, _, u, e = messages
-    return [found for found in outputs(indptr, u, e, shape, reduce) if found is not None]
+    return [tensor for tensor in outputs(indptr, u, e, shape, reduce) if tensor is not None]
 
 
 @Operator
@@ -123,10 +123,10 @@ def spmm(
         e = eids = None
     shape = message_shape(op, reduce, row_type(u), row_type(e))
     check_entries(indptr, indices, eids, u, e)
-    found = call("spmm", (indptr, indices, eids, u, e), shape, op, reduce)
+    results = call("spmm", (indptr, indices, eids, u, e), shape, op, reduce)
     if reduce not in CHOICES:
-        return found[0], None, None
-    return found[0], None if u is None else found[1], None if e is None else found[-1]
+        return results[0], None, None
+    return results[0], None if u is None else results[1], None if e is None else results[-1]
 
 
 def add_spmm(
@@ -403,7 +403,7 @@ def _spmm_cpu(
         REDUCES.index(reduce), sums.numpy(), _address(arg_u), _address(arg_e),
     )  # fmt: skip
     out.copy_(sums.view(out.shape))
-    return [found for found in (out, arg_u, arg_e) if found is not None]
+    return [tensor for tensor in (out, arg_u, arg_e) if tensor is not None]
 
 
 @add_spmm_op.cpu

@@ -52,26 +52,14 @@ _ADDED = "Added"
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """The kernels and sizes of a product, as its types and shapes decide them.
-
-    Attributes
-    ----------
-    product, join : Kernel
-    layout : OperandLayout
-    row_bytes : int
-        Of the result.
-    part_bytes : int
-        Of all numbers of a part of a row.
-    share_bytes : int
-        What a share keeps: two parts of rows, and the row that it ends in.
-    """
+    """The kernels and sizes of a product, as its types and shapes decide them."""
 
     product: Kernel
     join: Kernel
     layout: OperandLayout
-    row_bytes: int
-    part_bytes: int
-    share_bytes: int
+    row_bytes: int  # of the result
+    part_bytes: int  # of all numbers of a part of a row
+    share_bytes: int  # what a share keeps: two parts of rows, and the row that it ends in
 
 
 @spmm_op.cuda
@@ -79,7 +67,7 @@ def _spmm(messages: MessageOperands, shape: Sequence[int], op: str, reduce: str)
     indptr, _, _, u, e = messages
     out, arg_u, arg_e = outputs(indptr, u, e, shape, reduce)
     _multiply(*messages, shape, op, _REDUCTIONS[reduce], out, arg_u, arg_e)
-    return [found for found in (out, arg_u, arg_e) if found is not None]
+    return [tensor for tensor in (out, arg_u, arg_e) if tensor is not None]
 
 
 @add_spmm_op.cuda

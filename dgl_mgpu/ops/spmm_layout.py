@@ -53,32 +53,16 @@ ELEMENTS = {
 
 @dataclass(frozen=True)
 class OperandLayout:
-    """How a product's kernel lays out rows, as types and shapes decide it.
+    """How a product's kernel lays out rows, as types and shapes decide it."""
 
-    Attributes
-    ----------
-    expand : bool
-        Whether the operands must have the shape of the output first; see :func:`expanded`.
-    left, right : str
-        How an operand meets a vector of the output.
-    vector, lanes : int
-        Columns of a lane, and lanes of a row.
-    tiles : int
-        Warps that a row's columns take.
-    width : int
-        Columns of a row.
-    numbers : bytes
-        The kernels' struct ``RowLayout``.
-    """
-
-    expand: bool
-    left: str
+    expand: bool  # the operands must have the shape of the output first; see `expanded`
+    left: str  # how an operand meets a vector of the output
     right: str
-    vector: int
-    lanes: int
-    tiles: int
-    width: int
-    numbers: bytes
+    vector: int  # columns of a lane
+    lanes: int  # of a row
+    tiles: int  # warps that a row's columns take
+    width: int  # columns of a row
+    numbers: bytes  # the kernels' struct RowLayout
 
 
 def make_layout(
@@ -141,21 +125,9 @@ def columns_in_cache(rows: Tensor | None, entries: int, whole: bool) -> tuple[in
     begin anywhere in a line would have most lines read by two warps; rows that begin anywhere in a
     vector are read number by number, by more warps.  Both are to be copied to where they do not.
 
-    Parameters
-    ----------
-    rows : Tensor or None
-    entries : int
-    whole : bool
-        Whether an entry has one number at most for all of a row's columns.
-
-    Returns
-    -------
-    tile_bytes : int
-        Of these columns.
-    fits : bool
-        Whether they find room in the cache, of all rows.
-    row_bytes : int
-        From one row to the next: more than a row has if they are to be copied.
+    ``whole`` says that an entry has one number at most for all of a row's columns.  Returns the
+    bytes of these columns, whether the cache has room for them of all rows, and the bytes from one
+    row to the next: more than a row has if they are to be copied.
     """
     if rows is None or not rows.numel():
         return _WIDEST_TILE, False, 0
@@ -183,7 +155,7 @@ def _in_vectors(row_bytes: int) -> int:
     """From one row to the next, longer where rows are read by fewer warps for it."""
     longer = -(-row_bytes // VECTOR_BYTES) * VECTOR_BYTES
     warps, fewer = (
-        -(-each // (_LANES * math.gcd(each, VECTOR_BYTES))) for each in (row_bytes, longer)
+        -(-size // (_LANES * math.gcd(size, VECTOR_BYTES))) for size in (row_bytes, longer)
     )
     return longer if fewer < warps else row_bytes
 
@@ -206,14 +178,8 @@ def shares(
 ) -> tuple[int, int]:
     """Of so many rows and entries, how many are a warp's share, and how many shares there are.
 
-    Parameters
-    ----------
-    row_bytes : int
-        Of a row of the result.
-    in_cache : bool
-        Whether the cache has all rows that are read.
-    most : int, optional
-        Shares that there is room for.
+    ``row_bytes`` are of a row of the result.  ``in_cache`` says that the cache has all rows that
+    are read; there is room for ``most`` shares.
     """
     warps = min(_MOST_WARPS, max(_FEWEST_WARPS, _WARPS_PER_BYTE * row_bytes))
     count = (_WARPS_IN_CACHE if in_cache else warps) * gpu.driver.num_sms(device)

@@ -32,27 +32,14 @@ _ACTION = "add up rows in the memory of several ranks"
 class Pipeline:
     """How the work is dealt out to warps (MGG, section 4, whose names these are).
 
-    Defaults are what MGG's studies fix (section 5), and the middle of the range of ``dist``.
-
-    Attributes
-    ----------
-    ps : int
-        Size of a neighbour partition: entries of one row that are added up at a time, of the local
-        and of the remote ones each; 1 to 32.
-    dist : int
-        Interleaving distance: pairs of a local and a remote partition of a warp; 1 to 16.
-    wpb : int
-        Warps per block; 1 to 16.
-
-    Raises
-    ------
-    InvalidInputError
-        If one is out of its range.
+    A neighbour partition has ``ps`` entries of one row (1 to 32), which are added up at a time, of
+    the local and of the remote ones each.  Defaults are what MGG's studies fix (section 5), and the
+    middle of the range of ``dist``.  Raises InvalidInputError if one is out of its range.
     """
 
     ps: int = 16
-    dist: int = 8
-    wpb: int = 2
+    dist: int = 8  # interleaving distance: a warp's pairs of local and remote partitions; 1 to 16
+    wpb: int = 2  # warps per block; 1 to 16
 
     def __post_init__(self) -> None:
         for name, most in _MOST.items():
@@ -66,52 +53,31 @@ class Pipeline:
 class Entries(NamedTuple):
     """One virtual graph (MGG, section 3.1): the entries of each row that are in one kind of memory.
 
-    Attributes
-    ----------
-    indptr : Tensor, int32 or int64, shape (num_rows + 1,)
-    columns : Tensor, dtype of ``indptr``, shape (nnz,)
-    weights : Tensor, dtype of the rows, shape (nnz, num_weights), or None
-        What rows are multiplied with: each weight as many columns as another.
+    Rows are multiplied with the weights, each of which stands for as many columns as another.
     """
 
-    indptr: Tensor
-    columns: Tensor
-    weights: Tensor | None = None
+    indptr: Tensor  # int32 or int64, (num_rows + 1,)
+    columns: Tensor  # dtype of indptr, (nnz,)
+    weights: Tensor | None = None  # dtype of the rows, (nnz, num_weights)
 
 
 class Sources(NamedTuple):
     """Where the rows are.
 
-    Attributes
-    ----------
-    rows : Tensor, float32, float64, float16 or bfloat16, shape (num_own, width)
-        This rank's own.
-    bases : Tensor, int64, shape (num_ranks,)
-        Addresses of all ranks' rows, as this process sees them: contiguous, like ``rows``.
-    starts : Tensor, int64, shape (num_ranks,)
-        Number of each rank's first row, in ascending order.
-    alignment : int
-        What every base is a multiple of, in bytes.
+    ``rows`` are this rank's own, ``bases`` the addresses of all ranks' rows as this process sees
+    them: contiguous, like ``rows``.
     """
 
-    rows: Tensor
-    bases: Tensor
-    starts: Tensor
-    alignment: int = 16
+    rows: Tensor  # float32, float64, float16 or bfloat16, (num_own, width)
+    bases: Tensor  # int64, (num_ranks,)
+    starts: Tensor  # int64, (num_ranks,): number of each rank's first row, in ascending order
+    alignment: int = 16  # in bytes; every base is a multiple of it
 
 
 class Pairs(NamedTuple):
-    """The pairs of partitions that rows are made of; see `pair_up`.
+    """The pairs of partitions that rows are made of; see `pair_up`."""
 
-    Attributes
-    ----------
-    before : Tensor, int64, shape (num_rows + 1,)
-        How many there are before each row.
-    total : int
-    ps : int
-    """
-
-    before: Tensor
+    before: Tensor  # int64, (num_rows + 1,): how many pairs there are before each row
     total: int
     ps: int
 
@@ -176,36 +142,18 @@ def spmm_remote(
 ) -> Tensor:
     """Sum, for every row, of its local and its remote entries' rows.
 
-    Remote rows are read where they are, while local ones are added up (MGG, section 3).
+    Remote rows are read where they are, while local ones are added up (MGG, section 3).  The result
+    has the dtype of the rows and shape (num_rows, width).  Half types are summed up in float32 and
+    rounded once.  The same pipeline gives the same bits on every run.
 
-    Parameters
-    ----------
-    local : Entries
-        Columns are rows of ``sources.rows``.
-    remote : Entries
-        Of as many rows, with columns of the same dtype: numbers of rows of all ranks, so that
-        ``sources.starts`` tells whose they are.
-    sources : Sources
-    pairs : Pairs, optional
-        What `pair_up` returns for these entries and ``pipeline.ps``: made for this call by default.
-    pipeline : Pipeline, optional
+    Columns of ``local`` are rows of ``sources.rows``.  ``remote`` has as many rows, and columns of
+    the same dtype that number the rows of all ranks: ``sources.starts`` tells whose they are.  On
+    the CPU addresses are this process's.  ``pairs`` is what `pair_up` returns for these entries and
+    ``pipeline.ps``, made for this call by default.  Nobody may change any rank's rows until the
+    device is done.
 
-    Returns
-    -------
-    Tensor, dtype of the rows, shape (num_rows, width)
-        Half types are summed up in float32 and rounded once.
-
-    Raises
-    ------
-    InvalidInputError
-        If an argument has the wrong dtype, shape or device, or ``pairs`` are of other partitions.
-
-    Notes
-    -----
-    The same bits on every run with the same pipeline.  On the CPU addresses are this process's.
-    Nobody may change any rank's rows until the device is done.
-
-    What the tensors of integers hold is not checked.
+    Raises InvalidInputError if an argument has the wrong dtype, shape or device, or ``pairs`` are
+    of other partitions.  What the tensors of integers hold is not checked.
     """
     pipeline = Pipeline() if pipeline is None else pipeline
     _check(local, remote, sources)
@@ -349,9 +297,9 @@ def _spmm_remote_cpu(
     total = spmm(
         local_indptr, local_columns, None, *operands(rows.contiguous(), local_weights), "sum"
     )[0]
-    found = _fetched(remote_columns.long(), rows, bases, starts)
-    entries = torch.arange(len(found), dtype=remote_indptr.dtype)
-    add_spmm(total, remote_indptr, entries, None, *operands(found, remote_weights))
+    fetched = _fetched(remote_columns.long(), rows, bases, starts)
+    entries = torch.arange(len(fetched), dtype=remote_indptr.dtype)
+    add_spmm(total, remote_indptr, entries, None, *operands(fetched, remote_weights))
     return out.copy_(total.view(out.shape))
 
 
@@ -359,13 +307,13 @@ def _fetched(columns: Tensor, rows: Tensor, bases: Tensor, starts: Tensor) -> Te
     """A row for each column."""
     owners = torch.searchsorted(starts, columns, right=True) - 1
     places = columns - starts[owners]
-    found = rows.new_empty(len(columns), rows.shape[1])
+    fetched = rows.new_empty(len(columns), rows.shape[1])
     for rank, base in enumerate(bases.tolist()):
         action = (owners == rank).nonzero().squeeze(1)
         if len(action):
             count = int(places[action].max()) + 1
-            found[action] = _matrix_at(base, count, rows)[places[action]]
-    return found
+            fetched[action] = _matrix_at(base, count, rows)[places[action]]
+    return fetched
 
 
 def _matrix_at(address: int, count: int, like: Tensor) -> Tensor:

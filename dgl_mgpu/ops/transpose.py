@@ -149,7 +149,7 @@ def _transpose_cpu(
     )
     out = outputs(indices, num_cols)
     counts = scratch("transpose_counts", num_cols)
-    _group(rows, columns, width, counts, *(each.data_ptr() for each in out))
+    _group(rows, columns, width, counts, *(tensor.data_ptr() for tensor in out))
     return out
 
 

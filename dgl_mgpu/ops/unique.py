@@ -175,15 +175,15 @@ def _find_first(
         for entry in range(start, starts[bucket + 1]):
             key = keys[entry]
             slot = _hash(key) & (size - 1)
-            found = table[slot]
-            while found >= start and keys[found] != key:
+            other = table[slot]
+            while other >= start and keys[other] != key:
                 slot = (slot + 1) & (size - 1)
-                found = table[slot]
-            if found < start:
+                other = table[slot]
+            if other < start:
                 table[slot] = entry
-                found = entry
+                other = entry
             if places[entry] >= num_seeds:
-                store_id(first, places[entry] - num_seeds, width, places[found])
+                store_id(first, places[entry] - num_seeds, width, places[other])
 
 
 @kernel
@@ -283,10 +283,7 @@ def _kernel(dtype: torch.dtype, ample: bool) -> Kernel:
 def table_size(nodes: int, dtype: torch.dtype) -> tuple[int, int]:
     """Number of words of a hash table for a number of nodes, and the mask of its slots.
 
-    Raises
-    ------
-    InvalidInputError
-        If there are too many.
+    Raises InvalidInputError if there are too many nodes.
     """
     if nodes > _MOST_NODES:
         raise InvalidInputError(

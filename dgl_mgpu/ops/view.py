@@ -51,11 +51,8 @@ _WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
 def as_words(rows: Tensor) -> Tensor:
     """Rows of any element type as the widest integers they are made of, without a copy.
 
-    Torch's indexing operators do not know all element types, and take long over small ones.
-
-    Returns
-    -------
-    Tensor, int64, int32, int16 or uint8, shape (n, words of a row)
+    Torch's indexing operators do not know all element types, and take long over small ones.  The
+    result is int64, int32, int16 or uint8, of shape (n, words of a row).
     """
     flat = rows.view(len(rows), math.prod(rows.shape[1:]))
     size = flat.element_size()
@@ -95,30 +92,19 @@ class TieredGraph(NamedTuple):
 class DiskRows(Protocol):
     """Rows of a table that are on disk, where a GPU cannot read them, and a cache of some.
 
-    Attributes
-    ----------
-    lock : threading.Lock
-        Held from the launch of a gather until all that it needs of the cache is done.
-    tags : Tensor, int64, shape (slots,)
-        Position of the row in each slot of the cache, or -1.  A row's slot is its position
-        modulo ``slots``.
-    cache : Tensor, uint8, shape (at least slots, row_bytes)
-        The cached rows, in this GPU's memory.
+    A row's slot in the cache is its position modulo the number of slots.
     """
 
-    lock: threading.Lock
-    tags: Tensor
-    cache: Tensor
+    lock: threading.Lock  # held from a gather's launch until all that it needs of the cache is done
+    tags: Tensor  # int64, (slots,): position of the row in each slot, or -1
+    cache: Tensor  # uint8, (at least slots, row_bytes): the rows, in this GPU's memory
 
     def fetch(self, out: Tensor, miss_positions: Tensor) -> None:
         """Read rows from disk into their places of a gather's output, and into the cache.
 
-        Parameters
-        ----------
-        out : Tensor, shape (n, *row_shape)
-            Contiguous, of the table's element type or another to cast to.
-        miss_positions : Tensor, int64, shape (n,)
-            For each place in ``out``, the position of the row it still lacks, or -1.
+        ``out``, shape (n, *row_shape), is contiguous, of the table's element type or another to
+        cast to.  ``miss_positions``, int64, shape (n,), has for each place in ``out`` the position
+        of the row it still lacks, or -1.
         """
 
 

@@ -167,7 +167,7 @@ def pinsage_blocks_async(
 def _blocks(
     nodes: Tensor, indptrs: Sequence[Tensor], sources: Sequence[Tensor], counts: Sequence[Tensor]
 ) -> list[VisitedBlock]:
-    """What hops found, the last of them first."""
+    """Results of the hops, the last hop first."""
     num_dst = [len(indptr) - 1 for indptr in indptrs]
     num_src = [*num_dst[1:], len(nodes)]
     hops = zip(indptrs, sources, counts, (nodes[:count] for count in num_src), num_dst, strict=True)
@@ -265,31 +265,26 @@ class _Batch:
         for layer, (key, most) in enumerate(zip(keys, rooms, strict=False)):
             first = 1 + _REPORT_WORDS * layer
             end, numbered, after = report[first:], report[first + 1 :], report[first + 3 :]
-            found = walks.visited_neighbors(
+            visited = walks.visited_neighbors(
                 space, self._nodes, most, known, num_walks, num_neighbors, key, report, end
             )
             room = rooms[layer + 1]
-            number_nodes(space, self._nodes, most, known, found[1], end, room, numbered)
-            self._layers.append(found)
+            number_nodes(space, self._nodes, most, known, visited[1], end, room, numbered)
+            self._layers.append(visited)
             known = after
         self._host_report = gpu.driver.host_buffer(words).copy_(report, non_blocking=True)
         self._reported = gpu.driver.mark(seeds.device)
 
     def finish(self) -> VisitedHops:
-        """Wait for the GPU, and cut what it found to size.
-
-        Raises
-        ------
-        IdOutOfRangeError
-        """
+        """Wait for the GPU, and cut its results to size.  Raises IdOutOfRangeError."""
         self._reported.synchronize()
         bad, *numbers = self._host_report.tolist()
         raise_at_bad_id([bad], self._seeds, self._num_rows, "walk")
         num_edges = numbers[0::_REPORT_WORDS]
         num_nodes = [len(self._seeds), *numbers[3::_REPORT_WORDS]]
         indptrs, sources, counts = [], [], []
-        for found, known, edges in zip(self._layers, num_nodes, num_edges, strict=False):
-            indptrs.append(beginning(found[0], known + 1))
-            sources.append(beginning(found[1], edges))
-            counts.append(beginning(found[2], edges))
+        for visited, known, edges in zip(self._layers, num_nodes, num_edges, strict=False):
+            indptrs.append(beginning(visited[0], known + 1))
+            sources.append(beginning(visited[1], edges))
+            counts.append(beginning(visited[2], edges))
         return beginning(self._nodes, num_nodes[-1]), indptrs, sources, counts

@@ -58,19 +58,19 @@ class WalkLauncher:
         count: int,
         exact: Tensor | None,
         numbers: Tensor | None,
-        each: int,
+        walks_per_start: int,
         key: int,
         edges: Tensor | None,
         bad: Tensor,
     ) -> Tensor:
-        """Launch ``each`` walks from the first starts: ``count`` of them at most, and ``exact``,
-        where that is a number on the device."""
-        shape = count * each, self.steps + 1
+        """Launch ``walks_per_start`` walks from the first starts: ``count`` of them at most, and
+        ``exact``, where that is a number on the device."""
+        shape = count * walks_per_start, self.steps + 1
         traces = torch.empty(shape, dtype=torch.int64, device=self.device)
         _launch(
             Kernel("walk.cu", f"dgl_mgpu::walk<{c_type(starts.dtype)}, {c_type(self.idtype)}>"),
             len(traces),
-            *(starts, count, exact, numbers, each, self._table, self.steps),
+            *(starts, count, exact, numbers, walks_per_start, self._table, self.steps),
             *(self._table[self.steps :], self.views, self.num_rows, key, traces, edges, bad),
             device=self.device,
         )
@@ -90,17 +90,9 @@ class WalkLauncher:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Launch walks from seeds and the selection of the nodes that they visit most.
 
-        Parameters
-        ----------
-        seeds, count, exact, bad
-            As the starts of :meth:`trace`.
-        end : Tensor, int64, shape (1,) or more
-            Gets how many are selected.
-
-        Returns
-        -------
-        indptr, neighbors, counts : Tensor
-            As the operator's, in room for the largest possible ones.
+        ``seeds``, ``count``, ``exact`` and ``bad`` are as the starts of :meth:`trace`.  ``end``,
+        int64, shape (1,) or more, gets how many nodes are selected.  Returns ``indptr``, neighbors
+        and counts as the operator does, in room for the largest possible ones.
         """
         traces = self.trace(seeds, count, exact, None, num_walks, key, None, bad)
         visits = num_walks * (self.steps // self.views)
@@ -109,7 +101,7 @@ class WalkLauncher:
         def new(count: int, dtype: torch.dtype) -> Tensor:
             return torch.empty(count, dtype=dtype, device=self.device)
 
-        found = new(count + 1, torch.int64), new(room, self.idtype), new(room, torch.int64)
+        visited = new(count + 1, torch.int64), new(room, self.idtype), new(room, torch.int64)
         name = f"dgl_mgpu::select_visited<{c_type(self.idtype)}>"
         kernel = Kernel("walk.cu", name, cooperative=True)
         wanted = -(-count * visits // _SELECTORS)
@@ -118,10 +110,10 @@ class WalkLauncher:
             blocks,
             _SELECTORS,
             *(traces, count, exact, num_walks, self.steps + 1, self.views, num_neighbors),
-            *(new(count * visits, torch.int32), *found, space.control(blocks), end),
+            *(new(count * visits, torch.int32), *visited, space.control(blocks), end),
             device=self.device,
         )
-        return found
+        return visited
 
 
 @random_walk_op.cuda

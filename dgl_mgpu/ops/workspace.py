@@ -28,12 +28,7 @@ _LARGE_ROOM, _SMALL_PART = 128 << 20, 4
 
 
 class Report:
-    """Numbers that a kernel writes to host memory, to be read once it is done.
-
-    Attributes
-    ----------
-    words : Tensor, int64, shape (32,)
-    """
+    """Numbers that a kernel writes to host memory: ``words``, int64, shape (32,)."""
 
     def __init__(self) -> None:
         self.words = gpu.driver.host_buffer(_REPORT_WORDS)
@@ -54,19 +49,11 @@ class Report:
 class Workspace:
     """Buffers by name, for one stream of one device.
 
-    Attributes
-    ----------
-    lock : threading.Lock
-        Held from a launch that uses the buffers until its report is read.
-    report : Tensor, int64, shape (32,)
-        In host memory; kernels that the host waits for write the sizes of their results there.
-    reports : list of Report
-        Free reports, for kernels that the host waits for later.  One may be reused before it is
-        read: work that is queued later on the stream writes it later.
-    kept : OrderedDict
-        Preparations of the latest calls; see :meth:`keep`.
-    generation : int
-        Changes when a buffer is reallocated, and with it its address.
+    Hold ``lock`` from a launch that uses the buffers until its report is read.  Kernels that the
+    host waits for write the sizes of their results to ``report``: int64, shape (32,), in host
+    memory.  ``reports`` are free ones for kernels that the host waits for later.  One may be reused
+    before it is read: work that is queued later on the stream writes it later.  ``generation``
+    changes when a buffer is reallocated, and with it its address.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -128,10 +115,10 @@ _workspaces: dict[tuple[torch.device, int], Workspace] = {}
 def workspace(device: torch.device) -> Workspace:
     """The working memory of a device's current stream."""
     key = device, gpu.current_stream(device)
-    found = _workspaces.get(key)
-    if found is None:
-        found = _workspaces.setdefault(key, Workspace(device))
-    return found
+    space = _workspaces.get(key)
+    if space is None:
+        space = _workspaces.setdefault(key, Workspace(device))
+    return space
 
 
 @contextmanager
