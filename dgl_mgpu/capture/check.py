@@ -165,6 +165,7 @@ def _is_close(one: torch.Tensor, other: torch.Tensor) -> bool:
     elif one.dtype == torch.float32 and one.is_cuda and torch.backends.cuda.matmul.allow_tf32:
         tolerance = _TF32_TOLERANCE
     one, other = one.detach().double(), other.detach().double()
-    difference = (one - other).abs().nan_to_num(0).max()
-    is_nan_alike = torch.equal(one.isnan(), other.isnan())
-    return is_nan_alike and bool(difference <= tolerance * other.abs().nan_to_num(0).max() + 1e-12)
+    largest = other.abs().nan_to_num(0, posinf=0).max()
+    return torch.allclose(
+        one, other, rtol=0, atol=float(tolerance * largest) + 1e-12, equal_nan=True
+    )

@@ -205,13 +205,15 @@ class ModelGraphs:
         self.load(call)
         self.num_replays += 1
         if self._grad_outputs:
-            outputs = _Replay.apply(self, call.sizes.flat, *self._differentiated(call))
+            outputs = _Replay.apply(self, call.sizes.flat, *self.differentiated(call))
         else:
             outputs = self.replay_forward(call.sizes.flat)
         return self._result.filled((), (), outputs)
 
     def load(self, call: Call) -> None:
         """Copy a call's graphs and tensors into the buffers."""
+        # First: what fails may have overwritten some of the buffers.
+        self._generation += 1
         tensors = [_with_rows(tensor.detach()) for tensor in call.tensors]
         try:
             self._buffers.load(
@@ -219,13 +221,10 @@ class ModelGraphs:
             )
         except InvalidInputError as error:
             raise NotCapturable(error.found) from error
-        self._generation += 1
 
-    def _differentiated(self, call: Call) -> list[torch.Tensor]:
-        return [
-            *self._parameters.values(),
-            *itertools.compress(call.tensors, self._needs_grad),
-        ]
+    def differentiated(self, call: Call) -> list[torch.Tensor]:
+        """What gradients of a call are of: parameters, then tensors."""
+        return [*self._parameters.values(), *itertools.compress(call.tensors, self._needs_grad)]
 
     def replay_forward(self, flat: Sequence[int]) -> list[torch.Tensor]:
         """The outputs for what was loaded, without padding."""
@@ -345,10 +344,6 @@ class ModelGraphs:
         outputs = self.replay_forward(flat)
         self._load_gradients(flat, gradients)
         return outputs, self._inputs_gradients(self._replay_backward(), flat)
-
-    def differentiated(self, call: Call) -> list[torch.Tensor]:
-        """What gradients of a call are of: parameters, then tensors."""
-        return self._differentiated(call)
 
 
 class _Token:

@@ -64,15 +64,14 @@ class ModelState:
             for table in (vars(module), module._parameters, module._buffers, module._modules)
         ]
         self._owners = [type(module).__name__ for module in modules for _ in range(4)]
-        self._containers = [
-            (f"{type(module).__name__}.{name}", it, _parts(it))
+        attributes = (
+            (f"{type(module).__name__}.{name}", value)
             for module in modules
-            for name, it in vars(module).items()
-            if _contents(it) is not None and (name not in _TORCHS or name in _HOOKS)
-        ]
-        for name in _GLOBAL_HOOKS:
-            hooks = getattr(torch_module, name)
-            self._containers.append((f"torch's {name}", hooks, _parts(hooks)))
+            for name, value in vars(module).items()
+            if name not in _TORCHS or name in _HOOKS
+        )
+        hooks = ((f"torch's {name}", getattr(torch_module, name)) for name in _GLOBAL_HOOKS)
+        self._containers = _Containers(itertools.chain(attributes, hooks))
         self._tensors = [*_tensors(modules)]
         self._memory = [tensor.data_ptr() for tensor in self._tensors]
         self._requires_grad = [tensor.requires_grad for tensor in self._tensors]
@@ -94,10 +93,9 @@ class ModelState:
                     if not _is_same(now.get(name, now), then.get(name, then)):
                         return f"{owner}.{name} has changed"
             self._keep()
-        for name, container, before in self._containers:
-            parts = _parts(container)
-            if len(parts) != len(before) or not all(map(_is_same, parts, before)):
-                return f"{name} has changed"
+        changed = self._containers.changed()
+        if changed is not None:
+            return f"{changed} has changed"
         if [tensor.data_ptr() for tensor in self._tensors] != self._memory:
             return "a parameter or buffer has other memory"
         if [tensor.requires_grad for tensor in self._tensors] != self._requires_grad:
@@ -111,25 +109,68 @@ def _is_same(one: Any, two: Any) -> bool:
     )
 
 
-def _parts(container: Any, depth: int = _DEPTH) -> list[Any]:
-    """What is in a container, and in containers in it."""
-    found: list[Any] = []
-    for part in _contents(container) or ():
-        found.append(part)
+class _Containers:
+    """What is in lists, tuples, dicts, sets, namespaces and dataclasses, and in those in them.
+
+    Parameters
+    ----------
+    named : iterable of (str, object)
+        Objects and their names; those that are no containers are left out.
+    """
+
+    def __init__(self, named: Iterable[tuple[str, Any]]) -> None:
+        #: By container: the name of the object that it is in.
+        self._names: list[str] = []
+        self._parts: list[Any] = []
+        for name, value in named:
+            self._add(name, value, _DEPTH)
+        self._dicts = [it for it in self._parts if isinstance(it, dict)]
+        self._keep()
+
+    def _add(self, name: str, value: Any, depth: int) -> None:
+        contents = _contents(value)
+        if contents is None:
+            return
+        self._names.append(name)
+        self._parts.append(contents)
         if depth:
-            found += _parts(part, depth - 1)
-    return found
+            for part in [*contents, *(contents.values() if isinstance(contents, dict) else ())]:
+                self._add(name, part, depth - 1)
+
+    def _keep(self) -> None:
+        self._kept = [*map(_copied, self._parts)]
+        self._ids = self._ids_now()
+
+    def _ids_now(self) -> tuple[list[int], list[int]]:
+        """Sizes, and ids of what is in the containers: quickly compared, and seldom changed."""
+        values = itertools.chain.from_iterable(map(dict.values, self._dicts))
+        keys = itertools.chain.from_iterable(self._parts)
+        return [*map(len, self._parts)], [*map(id, keys), *map(id, values)]
+
+    def changed(self) -> str | None:
+        """The name of an object that has changed since; None if there is none."""
+        if self._ids_now() == self._ids:
+            return None
+        for name, now, before in zip(self._names, map(_copied, self._parts), self._kept, strict=True):
+            if len(now) != len(before) or not all(map(_is_same, now, before)):
+                return name
+        self._keep()
+        return None
 
 
-def _contents(value: Any) -> Iterable[Any] | None:
-    """What a container holds; None of something else."""
+def _copied(contents: Any) -> list[Any]:
+    return [*contents, *(contents.values() if isinstance(contents, dict) else ())]
+
+
+def _contents(value: Any) -> Any:
+    """The list, tuple, set or dict of what a container holds; None of something else."""
+    if isinstance(value, dict | list | tuple | set):
+        return value
     if isinstance(value, Namespace | SimpleNamespace) or (
         dataclasses.is_dataclass(value) and not isinstance(value, type | nn.Module)
     ):
-        value = vars(value) if hasattr(value, "__dict__") else {}
-    if isinstance(value, dict):
-        return itertools.chain(value, value.values())
-    return value if isinstance(value, list | tuple | set) else None
+        return getattr(value, "__dict__", None)
+    return None
 
 
 def _tensors(modules: Sequence[nn.Module]) -> Iterator[torch.Tensor]:

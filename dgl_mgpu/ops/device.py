@@ -1,25 +1,19 @@
 """Compiles the CUDA kernels in ``kernels/`` and launches them on torch's current stream.
 
-An operator's CUDA implementation names a kernel by its file and a C++ expression and calls it::
+An operator's ``cuda.py`` names a kernel by its file and a C++ expression and calls it::
 
-    kernel = Kernel("scatter.cu", "dgl_mgpu::check_rows<int>")
+    kernel = Kernel("copy_list.cu", "dgl_mgpu::copy_list<int>")
     kernel(blocks, threads, ids, len(ids), num_rows, fault, device=ids.device)
 
 A kernel gets tensors as pointers, integers as ``int64``, floats as ``double`` and None as a null
 pointer.  :func:`struct` packs many such values into one struct, which costs the host much less.
-CuPy compiles; it is imported at the first launch, so that processes without a GPU do not need it.
-The CUDA driver launches.
+CuPy is imported at the first launch, so that processes without a GPU do not need it.
 """
 
 from __future__ import annotations
 
-import ctypes
 import functools
-import itertools
-import os
 import re
-import threading
-from collections.abc import Callable
 from struct import Struct
 from typing import Any, ClassVar, Protocol
 
@@ -29,8 +23,6 @@ import torch
 from dgl_mgpu.errors import IdOutOfRangeError, UnavailableError
 from dgl_mgpu.utils.resources import resource_folder
 
-#: The driver's status where a thread has no context yet.
-_INVALID_CONTEXT = 201
 _INCLUDE = re.compile(r'^#include "(\w+\.cuh)"$', re.MULTILINE)
 
 
@@ -42,7 +34,7 @@ class Kernel:
     source : str
         File name.
     expression : str
-        As in ``dgl_mgpu::check_rows<int>``.
+        As in ``dgl_mgpu::copy_list<int>``.
     cooperative : bool
         Whether its blocks wait for each other, so that all must be resident.
     """
@@ -56,8 +48,8 @@ class Kernel:
             kernel = super().__new__(cls)
             kernel.source, kernel.expression = source, expression
             kernel.cooperative = cooperative
-            #: The driver's compiled functions, by device; what launches them, by thread, too.
-            kernel.loaded, kernel.launchers = {}, {}
+            #: The driver's compiled functions, by device.
+            kernel.loaded = {}
             cls._all[source, expression, cooperative] = kernel
         return kernel
 
@@ -65,7 +57,6 @@ class Kernel:
     expression: str
     cooperative: bool
     loaded: dict[Any, Any]
-    launchers: dict[tuple[int, int], _Launcher]
 
     def __call__(self, blocks: int, threads: int, *arguments: Any, device: torch.device) -> None:
         """Launch on the device's current stream; returns at once."""
@@ -257,53 +248,16 @@ def raise_faults(device: torch.device, *, wait: bool) -> None:
     )
 
 
-class _Launcher:
-    """Launches a compiled kernel by the CUDA driver, for one thread.
+class _Stream:
+    """A stream as CuPy launches on it."""
 
-    The driver reads arguments from one buffer, at addresses that stay.
-    """
+    __slots__ = ("ptr",)
 
-    __slots__ = ("_buffer", "_function", "_launch", "_layout", "_parameters")
-
-    def __init__(self, function: int, arguments: tuple[Any, ...], cooperative: bool) -> None:
-        sizes = [it.nbytes if isinstance(it, np.ndarray) else 8 for it in arguments]
-        codes = (
-            "d" if isinstance(it, float) else f"{size}s" if isinstance(it, np.ndarray) else "q"
-            for it, size in zip(arguments, sizes, strict=True)
-        )
-        self._layout = Struct("=" + "".join(codes))
-        self._buffer = ctypes.create_string_buffer(self._layout.size or 1)
-        begins = itertools.accumulate(sizes[:-1], initial=ctypes.addressof(self._buffer))
-        self._parameters = (ctypes.c_void_p * len(sizes))(*begins)
-        self._function, self._launch = function, _launch_functions()[cooperative]
-
-    def __call__(self, blocks: int, threads: int, stream: int, arguments: tuple[Any, ...]) -> int:
-        """Returns the driver's status, 0 if the kernel was launched."""
-        self._layout.pack_into(self._buffer, 0, *[_argument(it) for it in arguments])
-        return self._launch(
-            self._function, blocks, 1, 1, threads, 1, 1, 0, stream, self._parameters
-        )
+    def __init__(self, pointer: int) -> None:
+        self.ptr = pointer
 
 
-@functools.cache
-def _launch_functions() -> tuple[Callable[..., int], Callable[..., int]]:
-    """The driver's ``cuLaunchKernel`` and ``cuLaunchCooperativeKernel``.
-
-    They keep Python's lock: they return at once, and to give it up would take as long.
-    """
-    library = ctypes.PyDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
-    plain, cooperative = library.cuLaunchKernel, library.cuLaunchCooperativeKernel
-    sizes = [ctypes.c_uint] * 7
-    cooperative.argtypes = [ctypes.c_void_p, *sizes, ctypes.c_void_p, ctypes.c_void_p]
-    plain.argtypes = [*cooperative.argtypes, ctypes.c_void_p]
-
-    def launch(*arguments: Any) -> int:
-        return plain(*arguments, None)
-
-    return launch, cooperative
-
-
-class _CudaDriver:
+class _CuPyDriver:
     def launch(
         self,
         kernel: Kernel,
@@ -318,19 +272,15 @@ class _CudaDriver:
             with torch.cuda.device(device):
                 self.launch(kernel, device, blocks, threads, arguments)
             return
-        key = index, threading.get_ident()
-        launcher = kernel.launchers.get(key)
-        if launcher is None:
-            function = self._function(kernel, device).ptr
-            launcher = kernel.launchers[key] = _Launcher(function, arguments, kernel.cooperative)
-        stream = torch._C._cuda_getCurrentRawStream(index)
-        status = launcher(blocks, threads, stream, arguments)
-        if status == _INVALID_CONTEXT:
-            # The first work for a GPU on a thread of the script's.
-            torch.cuda.set_device(device)
-            status = launcher(blocks, threads, stream, arguments)
-        if status:
-            raise cupy().cuda.driver.CUDADriverError(status)
+        function = kernel.loaded.get(index) or self._function(kernel, device)
+        function(
+            (blocks,),
+            (threads,),
+            [_argument(argument) for argument in arguments],
+            0,  # bytes of dynamic shared memory
+            _Stream(torch._C._cuda_getCurrentRawStream(index)),
+            kernel.cooperative,
+        )
 
     def _function(self, kernel: Kernel, device: torch.device) -> Any:
         # Called with the device current: a module is loaded for one device.
@@ -383,7 +333,7 @@ class _CudaDriver:
 
 
 #: Replaced in tests, which run kernels without a GPU.
-driver: Driver = _CudaDriver()
+driver: Driver = _CuPyDriver()
 
 
 def current_stream(device: torch.device) -> int:
@@ -392,11 +342,13 @@ def current_stream(device: torch.device) -> int:
 
 
 def _argument(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return value
     if isinstance(value, torch.Tensor):
         return value.data_ptr()
-    if value is None:
-        return 0
-    return value.tobytes() if isinstance(value, np.ndarray) else value
+    if isinstance(value, float):
+        return np.float64(value)
+    return np.int64(0 if value is None else value)
 
 
 def struct(*values: int | torch.Tensor | None, then: bytes = b"") -> np.ndarray:
@@ -412,6 +364,7 @@ def struct(*values: int | torch.Tensor | None, then: bytes = b"") -> np.ndarray:
         value if isinstance(value, int) else 0 if value is None else value.data_ptr()
         for value in values
     ]
+    # One element, which CuPy passes by value.
     return np.frombuffer(bytearray(layout.pack(*words) + then), element)  # may be changed
 
 
