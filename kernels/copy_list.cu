@@ -3,7 +3,6 @@
 
 namespace dgl_mgpu {
 
-constexpr int kItems = 48;
 // Bytes or elements of one item that a block writes at a time.
 constexpr int64 kChunk = 1 << 14;
 
@@ -19,6 +18,7 @@ struct Item {
   int64 a, b, c;
 };
 
+template <int kItems>
 struct Items {
   int64 count;
   int64 chunks;
@@ -59,8 +59,8 @@ __device__ void write_ids(const Item& item, int64 begin, int64 end) {
   }
 }
 
-template <typename Id>
-__global__ void copy_list(const __grid_constant__ Items list) {
+template <typename Id, int kItems>
+__global__ void copy_list(const __grid_constant__ Items<kItems> list) {
   int64 number = 0;
   for (int64 chunk = blockIdx.x; chunk < list.chunks; chunk += gridDim.x) {
     while (number + 1 < list.count && list.items[number + 1].first_chunk <= chunk) ++number;

@@ -5,12 +5,16 @@ from __future__ import annotations
 from torch import Tensor
 
 from dgl_mgpu.ops import device as gpu
-from dgl_mgpu.ops.device import Kernel, c_type, struct
+from dgl_mgpu.ops.device import Kernel, c_type, packed
 
+#: Items of a launch, which gets as many whether they are used or not: few, or as many as there may
+#: be.
+_FEW, _MANY = 16, 48
 #: As in ``kernels/copy_list.cu``.
-_ITEMS, _CHUNK = 48, 1 << 14
+_CHUNK = 1 << 14
 _COPY, _FILL, _STARTS = range(3)
-_WORDS = 7  # of an item
+#: Of an item: its words, and which of them says how many chunks are before it.
+_WORDS, _FIRST = 7, 3
 
 
 class CopyList:
@@ -24,6 +28,7 @@ class CopyList:
 
     def __init__(self, ids: Tensor) -> None:
         self._device, self._dtype = ids.device, ids.dtype
+        self._is_on_gpu = ids.device.type == "cuda"
         self._words: list[int] = []
         self._chunks = 0
         # The driver's pointers are read when the kernel is launched.
@@ -32,7 +37,7 @@ class CopyList:
     def copy(self, buffer: Tensor, data: Tensor) -> None:
         """Write ``data`` to the first rows of a contiguous buffer of the same dtype."""
         if not self._is_on_gpu or not data.is_contiguous() or data.dtype != buffer.dtype:
-            buffer[: len(data)].copy_(data)
+            buffer[: data.shape[0]].copy_(data)
             return
         self._kept.append(data)
         self._add(buffer.data_ptr(), data.nbytes, _COPY, data.data_ptr())
@@ -43,7 +48,7 @@ class CopyList:
             buffer[begin:].fill_(value)
             return
         address = buffer.data_ptr() + begin * buffer.element_size()
-        self._add(address, len(buffer) - begin, _FILL, value)
+        self._add(address, buffer.shape[0] - begin, _FILL, value)
 
     def starts(self, indptr: Tensor, begin: int, edges: int, all_edges: int) -> None:
         """Write where padding rows end, from a place in an indptr on.
@@ -51,7 +56,8 @@ class CopyList:
         Each has one of the edges after the first ``edges``, as long as there are enough, and the
         last rows share the others evenly: atomic additions would serialise in one of them.
         """
-        count, rows = len(indptr) - begin, len(indptr) - 1
+        rows = indptr.shape[0] - 1
+        count = rows + 1 - begin
         share = -(-all_edges // rows)
         if not self._is_on_gpu:
             numbers = indptr.new_ones(count).cumsum(0)
@@ -63,23 +69,28 @@ class CopyList:
 
     def run(self) -> None:
         """Write all of it."""
-        step = _ITEMS * _WORDS
-        for begin in range(0, len(self._words), step):
-            words = self._words[begin : begin + step]
-            first = words[3]
-            end = self._words[begin + step + 3] if begin + step < len(self._words) else self._chunks
-            for place in range(3, len(words), _WORDS):
-                words[place] -= first
-            chunks, count = end - first, len(words) // _WORDS
-            kernel = Kernel("copy_list.cu", f"dgl_mgpu::copy_list<{c_type(self._dtype)}>")
-            blocks = min(chunks, 8 * gpu.driver.num_sms(self._device))
-            items = struct(count, chunks, *words, *[0] * (step - len(words)))
-            kernel(blocks, 256, items, device=self._device)
-        self._words, self._kept, self._chunks = [], [], 0
+        words, self._words = self._words, []
+        chunks, self._chunks = self._chunks, 0
+        while len(words) > _MANY * _WORDS:
+            rest = words[_MANY * _WORDS :]
+            begin = rest[_FIRST]
+            self._launch(words[: _MANY * _WORDS], begin)
+            for place in range(_FIRST, len(rest), _WORDS):
+                rest[place] -= begin
+            words, chunks = rest, chunks - begin
+        if words:
+            self._launch(words, chunks)
+        self._kept = []
 
-    @property
-    def _is_on_gpu(self) -> bool:
-        return self._device.type == "cuda"
+    def _launch(self, words: list[int], chunks: int) -> None:
+        count = len(words) // _WORDS
+        items = _FEW if count <= _FEW else _MANY
+        kernel = Kernel("copy_list.cu", f"dgl_mgpu::copy_list<{c_type(self._dtype)}, {items}>")
+        blocks = min(chunks, 8 * gpu.driver.num_sms(self._device))
+        kernel(
+            blocks, 256, packed([count, chunks, *words, *[0] * (items * _WORDS - len(words))]),
+            device=self._device,
+        )  # fmt: skip
 
     def _add(self, to: int, count: int, kind: int, a: int, b: int = 0, c: int = 0) -> None:
         if count:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import torch
 
 from dgl_mgpu.errors import DGLMGPUError, UnavailableError
+from dgl_mgpu.utils import streams
 
 Result = TypeVar("Result")
 
@@ -26,13 +27,13 @@ StreamEvent = torch.cuda.Event | None
 
 def record_event(device: torch.device) -> StreamEvent:
     """Record an event on the current stream."""
-    return torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
+    return streams.record_event(device) if device.type == "cuda" else None
 
 
 def wait_event(queued: StreamEvent, device: torch.device) -> None:
     """Make the current stream wait for an event."""
     if queued is not None:
-        torch.cuda.current_stream(device).wait_event(queued)
+        streams.current_stream(device).wait_event(queued)
 
 
 def new_pool(device: torch.device) -> Any:

@@ -49,6 +49,7 @@ class ModelGraphs:
             raise NotCapturable("its mini-batches differ too much in their numbers of edges")
         self._template = call.template()
         self._buffers = StaticBuffers(call.blocks, capacity, call.pair_graphs)
+        self._limits = capacity.padded_limits(self._dst_types)
         #: By tensor: of which of the sizes it has as many rows, if of any.
         self._axes = observed.axes
         self._first = call.sizes
@@ -91,12 +92,9 @@ class ModelGraphs:
             outputs = self._forward(model)  # allocates buffers of the features that it reads
             self._buffers.forget()
             #: Gradients of the outputs that have some, for the backward pass to start from.
-            self._grad_outputs = [
-                torch.zeros_like(output) for output in outputs if output.requires_grad
-            ]
+            self._grad_outputs = [*map(torch.zeros_like, self._last[0])]
             #: How many rows of each are no zeros.
             self._grad_rows = [0] * len(self._grad_outputs)
-            self._outputs_need_grad = [output.requires_grad for output in outputs]
             self._padded_shapes = [output.shape for output in outputs]
             self._backward()
             versions = self._input_versions()
@@ -137,11 +135,12 @@ class ModelGraphs:
             self._lacks_in_edges.logical_or_(torch.stack(flags).any())
             self._lacks_in_edges_on_host.copy_(self._lacks_in_edges, non_blocking=True)
         outputs, self._result = split_tensors(result)
+        self._outputs_need_grad = [output.requires_grad for output in outputs]
         self._last = (
             [output for output in outputs if output.requires_grad],
             [*leaves.values(), *(tensor for tensor in tensors if tensor.requires_grad)],
         )
-        return outputs
+        return [output.detach() for output in outputs]
 
     def _backward(self) -> list[torch.Tensor | None]:
         """Gradients of the last forward pass's inputs, from those of its outputs."""
@@ -161,9 +160,9 @@ class ModelGraphs:
         """Whether a call fits the buffers."""
         flat = call.sizes.flat
         return (
-            self._buffers.sizes.hold_padded(call.sizes, self._dst_types)
+            self._limits.hold(flat)
             and all(
-                len(tensor) == (len(buffer.data) if axis is None else flat[axis])
+                tensor.shape[0] == (buffer.data.shape[0] if axis is None else flat[axis])
                 for tensor, axis, buffer in zip(
                     map(_with_rows, call.tensors), self._axes, self._tensors, strict=True
                 )
@@ -232,9 +231,7 @@ class ModelGraphs:
 
     def _cut(self, outputs: Sequence[torch.Tensor], flat: Sequence[int]) -> list[torch.Tensor]:
         return [
-            output.detach()[: None if axis is None else flat[axis]].clone()
-            if output.dim()
-            else output.detach().clone()
+            (output if axis is None else output[: flat[axis]]).clone()
             for output, axis in zip(outputs, self._output_axes, strict=True)
         ]
 

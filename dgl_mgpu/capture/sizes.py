@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import operator
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -175,14 +177,40 @@ class Sizes:
 
     def hold_padded(self, batch: Sizes, dst_types: Sequence[int]) -> bool:
         """Whether a batch fits, with a padding node of each type, and an edge for each of them."""
+        return self.padded_limits(dst_types).hold(batch.flat)
+
+    def padded_limits(self, dst_types: Sequence[int]) -> PaddedLimits:
+        """What :meth:`hold_padded` compares with, to be kept for many batches."""
+        return PaddedLimits(self, dst_types)
+
+
+class PaddedLimits:
+    """How large batches may be for a capacity; see :meth:`Sizes.hold_padded`."""
+
+    def __init__(self, capacity: Sizes, dst_types: Sequence[int]) -> None:
+        self._capacity = capacity.flat
+        self._num_nodes = sum(map(len, capacity.nodes))
+        self._num_edges = sum(map(len, capacity.edges))
+        begins = [*itertools.accumulate(map(len, capacity.nodes), initial=0)]
+        #: By edge type of each block: where `flat` has the number of its destinations.
+        self._dst = [
+            begins[layer + 1] + dst
+            for layer, counts in enumerate(capacity.edges)
+            for _, dst in zip(counts, dst_types, strict=True)
+        ]
+        self._spare = [
+            most - self._capacity[dst]
+            for most, dst in zip(self._capacity[self._num_nodes :], self._dst, strict=False)
+        ]
+
+    def hold(self, flat: tuple[int, ...]) -> bool:
+        """Whether a batch of these sizes fits."""
+        begin, end = self._num_nodes, self._num_nodes + self._num_edges
+        more = map(operator.sub, flat[begin:end], map(flat.__getitem__, self._dst))
         return (
-            all(n < most for n, most in _pairs(batch.nodes, self.nodes))
-            and all(n < most for n, most in _pairs(batch.pairs, self.pairs))
-            and all(
-                most - count >= self.nodes[layer + 1][dst] - batch.nodes[layer + 1][dst]
-                for layer, (counts, all_) in enumerate(zip(batch.edges, self.edges, strict=True))
-                for count, most, dst in zip(counts, all_, dst_types, strict=True)
-            )
+            all(map(operator.lt, flat[:begin], self._capacity))
+            and all(map(operator.lt, flat[end:], self._capacity[end:]))
+            and all(map(operator.le, more, self._spare))
         )
 
 

@@ -99,7 +99,7 @@ class RowBuffer:
 
     def load(self, data: torch.Tensor, copies: CopyList) -> None:
         """Have a batch's rows copied here."""
-        self.shrink(len(data))
+        self.shrink(data.shape[0])
         copies.copy(self.data, data)
 
     def shrink(self, rows: int) -> None:
@@ -264,9 +264,9 @@ class _BlockBuffers(_GraphBuffers):
         """Have a block copied here."""
         parts = zip(contents.edges(), self._indptrs, self._sources, self._last_sources, strict=True)
         for (starts, indices), indptr, sources, last_source in parts:
-            edges = len(indices)
+            edges = indices.shape[0]
             copies.copy(indptr, starts)
-            copies.starts(indptr, len(starts), edges, len(sources))
+            copies.starts(indptr, starts.shape[0], edges, sources.shape[0])
             copies.copy(sources, indices)
             copies.fill(sources, edges, last_source)
         for number, frame in enumerate(self.frames):
@@ -308,7 +308,7 @@ class _PairBuffers(_GraphBuffers):
         for relation, ends in zip(graph._graph.relations, self._ends, strict=True):
             for data, (buffer, last) in zip(relation.coo(), ends, strict=True):
                 copies.copy(buffer, data)
-                copies.fill(buffer, len(data), last)
+                copies.fill(buffer, data.shape[0], last)
         frames = (*graph._node_frames, *graph._edge_frames)
         for buffers, frame in zip(self.frames, frames, strict=True):
             for name, column in buffers.columns.items():

@@ -2,7 +2,7 @@
 
 An operator's ``cuda.py`` names a kernel by its file and a C++ expression and calls it::
 
-    kernel = Kernel("copy_list.cu", "dgl_mgpu::copy_list<int>")
+    kernel = Kernel("copy_list.cu", "dgl_mgpu::copy_list<int, 16>")
     kernel(blocks, threads, ids, len(ids), num_rows, fault, device=ids.device)
 
 A kernel gets tensors as pointers, integers as ``int64``, floats as ``double`` and None as a null
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Sequence
 from struct import Struct
 from typing import Any, ClassVar, Protocol
 
@@ -22,6 +23,7 @@ import torch
 
 from dgl_mgpu.errors import IdOutOfRangeError, UnavailableError
 from dgl_mgpu.utils.resources import resource_folder
+from dgl_mgpu.utils.streams import record_event
 
 _INCLUDE = re.compile(r'^#include "(\w+\.cuh)"$', re.MULTILINE)
 
@@ -34,7 +36,7 @@ class Kernel:
     source : str
         File name.
     expression : str
-        As in ``dgl_mgpu::copy_list<int>``.
+        As in ``dgl_mgpu::copy_list<int, 16>``.
     cooperative : bool
         Whether its blocks wait for each other, so that all must be resident.
     """
@@ -326,7 +328,7 @@ class _CuPyDriver:
         cupy().cuda.runtime.streamSynchronize(self.current_stream(device))
 
     def mark(self, device: torch.device) -> Event:
-        return torch.cuda.current_stream(device).record_event()
+        return record_event(device)
 
     def host_buffer(self, count: int) -> torch.Tensor:
         return torch.empty(count, dtype=torch.int64, pin_memory=True)
@@ -359,11 +361,16 @@ def struct(*values: int | torch.Tensor | None, then: bytes = b"") -> np.ndarray:
     then : bytes
         Another packed struct to append.
     """
-    layout, element = _words(len(values), len(then))
     words = [
         value if isinstance(value, int) else 0 if value is None else value.data_ptr()
         for value in values
     ]
+    return packed(words, then)
+
+
+def packed(words: Sequence[int], then: bytes = b"") -> np.ndarray:
+    """As :func:`struct`, of integers alone."""
+    layout, element = _words(len(words), len(then))
     # One element, which CuPy passes by value.
     return np.frombuffer(bytearray(layout.pack(*words) + then), element)  # may be changed
 

@@ -22,6 +22,7 @@ from dgl_mgpu.sampling.async_blocks import (
 )
 from dgl_mgpu.sampling.prefetch_safety import PURE_DATASETS, DependencySnapshot, VersionedTable
 from dgl_mgpu.utils.stages import stage
+from dgl_mgpu.utils.streams import current_stream
 
 if TYPE_CHECKING:
     from dgl_mgpu.ops import EtypeBlock
@@ -223,7 +224,7 @@ class Batches:
         recursive_apply(made, _collect, tensors)
         # Many tensors of a batch share one allocation; recording it once is enough.
         memory = {tensor.untyped_storage()._cdata: tensor for tensor in tensors if tensor.is_cuda}
-        stream = torch.cuda.current_stream(self._loader.device)
+        stream = current_stream(self._loader.device)
         for tensor in memory.values():
             tensor.record_stream(stream)
 

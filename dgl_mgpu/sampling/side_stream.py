@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 import torch
 
 from dgl_mgpu.errors import UnavailableError
+from dgl_mgpu.utils.streams import current_stream, record_event
 
 #: Share of a GPU's multiprocessors that make batches; the model has the others to itself.  Fewer
 #: were too slow, more took too much from the model (docs/decisions.md).
@@ -48,15 +49,15 @@ class SideStream:
 
     def record_event(self) -> Event:
         """Record an event on the script's stream, or within :meth:`use` on this one."""
-        return torch.cuda.current_stream(self._device).record_event()
+        return record_event(self._device)
 
     def wait_for_script(self) -> None:
         """Make this stream wait for what is queued on the script's stream."""
-        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        self._stream.wait_stream(current_stream(self._device))
 
     def make_script_wait(self, event: Event) -> None:
         """Make the script's stream wait for an event on this one."""
-        torch.cuda.current_stream(self._device).wait_event(event)
+        current_stream(self._device).wait_event(event)
 
 
 _cuda_side_stream = functools.cache(SideStream)

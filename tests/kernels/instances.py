@@ -17,6 +17,7 @@ _ARGUMENTS = {
     "": dict.fromkeys(
         ("Id", "Neighbor", "Node", "Position", "Seed", "Sorted", "Source", "Start"), _IDS
     ),
+    "copy_list.cu": {"kItems": ("16", "48")},
     "gather.cu": {
         "Vector": ("dgl_mgpu::Vector16", "dgl_mgpu::uint64", "dgl_mgpu::uint32", *_SMALL),
         "Stored": (

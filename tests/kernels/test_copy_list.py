@@ -11,7 +11,9 @@ from dgl_mgpu.capture.copy_list import CopyList
 class OnGPU(CopyList):
     """Launches the kernel also where it is emulated."""
 
-    _is_on_gpu = True
+    def __init__(self, ids):
+        super().__init__(ids)
+        self._is_on_gpu = True
 
 
 def written(kind, where, dtype, count):
