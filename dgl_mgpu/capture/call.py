@@ -11,9 +11,11 @@ from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 import torch
+from dgl.frame import Frame
 from dgl.heterograph import DGLBlock, DGLGraph
 
 from dgl_mgpu.capture.sizes import Sizes
+from dgl_mgpu.graph.block_frames import BlockFrame
 from dgl_mgpu.graph.index import TensorIndex
 
 _Constants = bool | int | float | complex | str | bytes | torch.dtype | torch.device | None
@@ -138,7 +140,7 @@ class Call:
             (self.blocks if isinstance(leaf, DGLBlock) else self.pair_graphs).append(leaf)
             # A model may ask which features there are.
             frames = (*leaf._node_frames, *leaf._edge_frames)
-            features = tuple(tuple(frame._columns) for frame in frames)
+            features = tuple(map(_column_names, frames))
             return type(leaf), tuple(leaf._canonical_etypes), leaf._graph.idtype, features
         if isinstance(leaf, _Constants):
             return type(leaf), leaf
@@ -156,6 +158,11 @@ class Call:
     def template(self) -> Template:
         """The arguments without graphs and tensors."""
         return Template(self._structure, [*map(_blanked, self._leaves)])
+
+
+def _column_names(frame: Frame) -> tuple[str, ...]:
+    unmade = frame.unmade if type(frame) is BlockFrame else None
+    return tuple(frame._columns) if unmade is None else unmade[1]
 
 
 class ObservedSizes:

@@ -151,7 +151,9 @@ class _Containers:
         """The name of an object that has changed since; None if there is none."""
         if self._ids_now() == self._ids:
             return None
-        for name, now, before in zip(self._names, map(_copied, self._parts), self._kept, strict=True):
+        for name, now, before in zip(
+            self._names, map(_copied, self._parts), self._kept, strict=True
+        ):
             if len(now) != len(before) or not all(map(_is_same, now, before)):
                 return name
         self._keep()

@@ -13,22 +13,15 @@ from typing import Any
 import torch
 from dgl import utils
 from dgl.base import EID, NID
-from dgl.frame import Column, Frame, Scheme
 from dgl.heterograph import DGLBlock, DGLGraph
 
+from dgl_mgpu.graph.block_frames import BlockFrame, Features
 from dgl_mgpu.graph.dispatch import as_tensor
 from dgl_mgpu.graph.errors import InvalidCallError
 from dgl_mgpu.graph.index import GraphSchema, TensorIndex
 from dgl_mgpu.graph.relation import Compressed, Coo, Relation
 from dgl_mgpu.ops.unique import append_unique
 from dgl_mgpu.utils.types import CanonicalEtype
-
-#: What a column has that holds a tensor and nothing else, and one of ids.
-_PLAIN_COLUMN = dict(vars(Column(torch.empty(0))))
-_ID_COLUMNS = {
-    dtype: {**_PLAIN_COLUMN, "storage": None, "scheme": Scheme((), dtype)}
-    for dtype in (torch.int32, torch.int64)
-}
 
 
 def graph_to_block(
@@ -51,7 +44,10 @@ def graph_to_block(
     dst_ids = _by_type(g, dst_nodes, "dst_nodes")
     src_ids = [] if src_nodes is None else _by_type(g, src_nodes, "src_nodes")
     relations, sources, eids = _relabel(index, dst_ids, include_dst_in_src, src_ids)
-    return block_types(g.ntypes, g.canonical_etypes).block(relations, sources, dst_ids, eids, g)
+    counts = [nodes.shape[0] for nodes in dst_ids]
+    features = Features(g, sources[0].device)
+    types = block_types(g.ntypes, g.canonical_etypes)
+    return types.block(relations, sources, dst_ids, counts, eids, features)
 
 
 def to_block(
@@ -188,117 +184,32 @@ class BlockTypes:
         relations: Sequence[Relation],
         src_nodes: Sequence[torch.Tensor],
         dst_nodes: Sequence[torch.Tensor],
+        num_dst: Sequence[int],
         eids: Sequence[torch.Tensor],
-        parent: DGLGraph | None = None,
+        features: Features | None = None,
     ) -> DGLBlock:
-        """A block with the original ids of its nodes and edges, and with ``parent``'s features."""
-        ids = src_nodes[0]
-        return self.blank(ids.dtype, ids.device, parent).fill(relations, src_nodes, dst_nodes, eids)
+        """A block with the original ids of its nodes and edges, and features of its graph.
 
-    def blank(
-        self, idtype: torch.dtype, device: torch.device, parent: DGLGraph | None = None
-    ) -> BlankBlock:
-        """A block whose nodes and edges, with ids on ``device``, are filled in later.
-
-        It has the features of ``parent``, which are gathered when they are first looked at.
+        By type, the first ``num_dst`` of ``dst_nodes`` are the destinations.
         """
-        node_frames = [_BlankFrame(NID, idtype) for _ in range(self._schema.num_ntypes)]
-        edge_frames = [_BlankFrame(EID, idtype) for _ in self.ends]
-        if parent is not None:
-            for frame, whole in zip(node_frames, 2 * parent._node_frames, strict=True):
-                frame.add_features(whole, device)
-            for frame, whole in zip(edge_frames, parent._edge_frames, strict=True):
-                frame.add_features(whole)
+        num_src = [nodes.shape[0] for nodes in src_nodes]
+        of_nodes = features.of_nodes if features is not None else [None] * len(num_src)
+        of_edges = features.of_edges if features is not None else [None] * len(eids)
+        ids = (*src_nodes, *dst_nodes)
+        counts = [*num_src, *num_dst]
         block = DGLBlock.__new__(DGLBlock)
         block.__dict__ = {
             **self._attributes,
-            "_node_frames": [frame.frame for frame in node_frames],
-            "_edge_frames": [frame.frame for frame in edge_frames],
+            "_graph": TensorIndex(self._schema, counts, relations),
+            "_node_frames": [
+                BlockFrame(NID, *of) for of in zip(ids, counts, (*of_nodes, *of_nodes), strict=True)
+            ],
+            "_edge_frames": [
+                BlockFrame(EID, edges, edges.shape[0], columns)
+                for edges, columns in zip(eids, of_edges, strict=True)
+            ],
         }
-        return BlankBlock(block, self._schema, node_frames + edge_frames)
-
-
-class BlankBlock:
-    """A block except for its nodes and edges, which may take a GPU a while to find."""
-
-    def __init__(self, block: DGLBlock, schema: GraphSchema, frames: Sequence[_BlankFrame]) -> None:
-        self._block, self._schema = block, schema
-        #: Of its node types, sources first, and of its edge types.
-        self._frames = frames
-
-    def fill(
-        self,
-        relations: Sequence[Relation],
-        src_nodes: Sequence[torch.Tensor],
-        dst_nodes: Sequence[torch.Tensor],
-        eids: Sequence[torch.Tensor],
-    ) -> DGLBlock:
-        """The block with these nodes and edges, one tensor a type; for one call."""
-        ids_of_all = (*src_nodes, *dst_nodes, *eids)
-        counts = [frame.fill(ids) for frame, ids in zip(self._frames, ids_of_all, strict=True)]
-        num_nodes = counts[: self._schema.num_ntypes]
-        self._block._graph = TensorIndex(self._schema, num_nodes, relations)
-        return self._block
-
-
-class _BlankFrame:
-    """``Frame({name: ids})``, in a third of its time, with the ids of its rows left open."""
-
-    __slots__ = ("_ids", "_nested", "_others", "_sliced", "frame")
-
-    def __init__(self, name: str, idtype: torch.dtype) -> None:
-        self._ids = Column.__new__(Column)
-        self._ids.__dict__ = _ID_COLUMNS[idtype].copy()
-        #: Columns that lack but the ids, and by name those that are made of them.
-        self._sliced: list[Column] = []
-        self._nested: dict[str, Column] = {}
-        #: By name, those that know themselves how to have fewer rows.
-        self._others: dict[str, Column] = {}
-        self.frame = Frame.__new__(Frame)
-        self.frame.__dict__ = {
-            "_columns": {name: self._ids},
-            "_num_rows": 0,
-            "_initializers": {},
-            "_default_initializer": None,
-        }
-
-    def add_features(self, whole: Frame, device: torch.device | None = None) -> None:
-        """Add rows of another frame, as its ``subframe`` does.
-
-        With a device, they are copied there, where they are elsewhere, when they are looked at.
-        """
-        frame = self.frame
-        frame._initializers = whole._initializers
-        frame._default_initializer = whole._default_initializer
-        rows = {}
-        for name, column in whole._columns.items():
-            if type(column) is not Column:
-                rows[name] = self._others[name] = column
-                continue
-            rows[name] = row = _column(
-                storage=column.storage,
-                scheme=column.scheme,
-                device=column.device,
-                deferred_dtype=column.deferred_dtype,
-            )
-            if device is not None and column.device is None and column.storage.device != device:
-                row.device = (device, {})
-            if column.index is None:
-                self._sliced.append(row)
-            else:
-                self._nested[name] = column
-        frame._columns = {**rows, **frame._columns}
-
-    def fill(self, ids: torch.Tensor) -> int:
-        self._ids.storage = ids
-        for column in self._sliced:
-            column.index = ids
-        for name, column in self._nested.items():
-            self.frame._columns[name].index = column.subcolumn(ids).index
-        for name, column in self._others.items():
-            self.frame._columns[name] = column.subcolumn(ids)
-        count = self.frame._num_rows = ids.shape[0]
-        return count
+        return block
 
 
 @lru_cache(maxsize=64)
@@ -310,10 +221,3 @@ def _block_types(
 
 def block_types(ntypes: Sequence[str], canonical_etypes: Sequence[CanonicalEtype]) -> BlockTypes:
     return _block_types(tuple(ntypes), tuple(canonical_etypes))
-
-
-def _column(**attributes: Any) -> Column:
-    """``Column``, with all attributes that are not plain."""
-    column = Column.__new__(Column)
-    column.__dict__ = {**_PLAIN_COLUMN, **attributes}
-    return column

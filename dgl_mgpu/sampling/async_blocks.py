@@ -194,7 +194,7 @@ def finish_blocks(sampler: Any, sampled: tuple[Any, Any, Any]) -> tuple[Any, Any
     """What was sampled, with what else a sampler is to give it."""
     inputs, outputs, blocks = sampled
     require_layers(sampler)
-    if blocks[0].device.type == "cuda" and torch.is_grad_enabled() and _prepares_gradients:
+    if _prepares_gradients and torch.is_grad_enabled() and blocks[0].device.type == "cuda":
         # Here, where batches are made ahead, and not in the middle of the backward pass.
         _transpose(blocks[1:])
     if sampler.output_device is not None:

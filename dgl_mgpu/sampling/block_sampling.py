@@ -17,7 +17,8 @@ from dgl.heterograph_index import create_heterograph_from_relations, create_unit
 from dgl.utils import toindex
 
 from dgl_mgpu.errors import InvalidInputError, InvalidWeightError
-from dgl_mgpu.graph.blocks import BlankBlock, BlockTypes, block_types
+from dgl_mgpu.graph.block_frames import Features
+from dgl_mgpu.graph.blocks import BlockTypes, block_types
 from dgl_mgpu.graph.dispatch import is_passed_as_tensor
 from dgl_mgpu.graph.errors import as_dgl_error
 from dgl_mgpu.graph.index import TensorIndex
@@ -92,26 +93,17 @@ def visited_block(block: VisitedBlock, etype: CanonicalEtype) -> EtypeBlock:
     return EtypeBlock({etype: edges}, {etype[0]: block.src_nodes}, {etype[0]: block.num_dst})
 
 
-def blank_blocks(
-    count: int, graph: Any, idtype: torch.dtype, device: torch.device
-) -> list[BlankBlock]:
-    """Blocks to fill by :func:`tensor_blocks`, prepared while the GPU samples."""
-    types = block_types(graph.ntypes, graph.canonical_etypes)
-    return [types.blank(idtype, device) for _ in range(count)]
-
-
 def dgl_blocks(
     sampled: Sequence[EtypeBlock],
     graph: Any,
     seeds: Mapping[str, torch.Tensor],
-    blanks: Sequence[BlankBlock] = (),
 ) -> list[DGLGraph]:
     """Sampled hops as DGL's blocks; on the CPU DGL's C++ library holds them.
 
     Parameters are those of :func:`tensor_blocks`.
     """
     if sampled and is_passed_as_tensor(next(iter(sampled[0].src_nodes.values()))):
-        return tensor_blocks(sampled, graph.ntypes, graph.canonical_etypes, seeds, blanks)
+        return tensor_blocks(sampled, graph.ntypes, graph.canonical_etypes, seeds)
     return [_block_on_cpu(hop, graph, seeds) for hop in sampled]
 
 
@@ -166,47 +158,42 @@ def tensor_blocks(
     ntypes: Sequence[str],
     canonical_etypes: Sequence[CanonicalEtype],
     seeds: Mapping[str, torch.Tensor],
-    blanks: Sequence[BlankBlock] = (),
+    features: Features | None = None,
 ) -> list[DGLBlock]:
     """Sampled hops as DGL's blocks on the same device, in graph indexes made of tensors.
 
     Types are the graph's, in its order.  Seeds of types without edges are their own sources, and
-    ``blanks`` has a block for each hop, if they have been prepared.
+    blocks have ``features``.
     """
     types = block_types(ntypes, canonical_etypes)
-    ids = next(iter(sampled[0].edges.values())).src
-    blanks = blanks or [types.blank(ids.dtype, ids.device) for _ in sampled]
-    return [
-        _fill(blank, hop, types, ntypes, canonical_etypes, seeds)
-        for blank, hop in zip(blanks, sampled, strict=True)
-    ]
+    return [_block(types, hop, ntypes, canonical_etypes, seeds, features) for hop in sampled]
 
 
-def _fill(
-    blank: BlankBlock,
-    sampled: EtypeBlock,
+def _block(
     types: BlockTypes,
+    sampled: EtypeBlock,
     ntypes: Sequence[str],
     canonical_etypes: Sequence[CanonicalEtype],
     seeds: Mapping[str, torch.Tensor],
+    features: Features | None,
 ) -> DGLBlock:
-    """A prepared block, filled with a sampled hop."""
     edges = [sampled.edges[etype] for etype in canonical_etypes]
     sources: list[torch.Tensor] = []
-    targets: list[torch.Tensor] = []
+    num_dst: list[int] = []
     for ntype in ntypes:
         nodes = sampled.src_nodes.get(ntype)
         if nodes is None:
             nodes = seeds.get(ntype, edges[0].src[:0])
         sources.append(nodes)
-        num_dst = sampled.num_dst.get(ntype)
-        targets.append(nodes if num_dst is None else nodes[:num_dst])
+        count = sampled.num_dst.get(ntype)
+        num_dst.append(nodes.shape[0] if count is None else count)
     relations = []
     for of, (src, dst) in zip(edges, types.ends, strict=True):
         indptr = of.indptr if of.indptr.dtype == of.src.dtype else of.indptr.to(of.src.dtype)
         csc = Compressed(indptr, of.src, None)
-        relations.append(Relation(sources[src].shape[0], targets[dst].shape[0], csc=csc))
-    return blank.fill(relations, sources, targets, [of.eids for of in edges])
+        relations.append(Relation(sources[src].shape[0], num_dst[dst], csc=csc))
+    eids = [of.eids for of in edges]
+    return types.block(relations, sources, sources, num_dst, eids, features)
 
 
 def sample_graph_async(
@@ -215,7 +202,7 @@ def sample_graph_async(
     """Start sampling a mini-batch of a graph made of tensors, or pinned for a GPU.
 
     The same distribution as ``dgl.sampling.sample_neighbors`` and ``dgl.to_block`` hop by hop,
-    reproducible by ``dgl.seed``.  Blocks are prepared while a GPU samples.
+    reproducible by ``dgl.seed``.
 
     Seed nodes are distinct, and fanouts are by layer, the layer nearest the input first.  ``prob``
     names an edge feature of unnormalised probabilities, or of booleans as a mask.
@@ -229,14 +216,13 @@ def sample_graph_async(
     if started is None:
         return None
     batch, hops = started
-    blanks = [batch.blank() for _ in fanouts]
-    return hops.then(lambda sampled: None if sampled is None else batch.blocks_of(sampled, blanks))
+    return hops.then(lambda sampled: None if sampled is None else batch.blocks_of(sampled))
 
 
 def sample_graph_hops_async(
     g: DGLGraph, nodes: Nodes, fanouts: Sequence[Fanout], prob: str | None, replace: bool
 ) -> HopsFuture | None:
-    """As :func:`sample_graph_async`, without preparing blocks: the hops may be used instead."""
+    """As :func:`sample_graph_async`, whose hops may be used without making blocks."""
     started = _start(g, nodes, fanouts, prob, replace)
     if started is None:
         return None
@@ -303,11 +289,6 @@ class _Batch:
         )
         return cls(g, index, device, seeds, nodes) if served else None
 
-    def blank(self) -> BlankBlock:
-        """A block to be filled."""
-        types = block_types(self.g.ntypes, self.g.canonical_etypes)
-        return types.blank(self.index.idtype, self.device, self.g)
-
     def wait(self, future: SampleFuture[list[EtypeBlock]]) -> list[EtypeBlock] | None:
         """The sampled hops; None if DGL has to sample them."""
         if _index_for(self.g, self.device) is not self.index:
@@ -319,16 +300,16 @@ class _Batch:
         except InvalidInputError as error:
             raise as_dgl_error(error) from error
 
-    def blocks_of(self, hops: Sequence[EtypeBlock], blanks: Sequence[BlankBlock] = ()) -> Sampled:
+    def blocks_of(self, hops: Sequence[EtypeBlock]) -> Sampled:
         """Input nodes, output nodes and blocks of sampled hops."""
         g = self.g
-        blanks = blanks or [self.blank() for _ in hops]
-        filled = tensor_blocks(hops, g.ntypes, g.canonical_etypes, self.seeds, blanks)
+        features = Features(g, self.device)
+        blocks = tensor_blocks(hops, g.ntypes, g.canonical_etypes, self.seeds, features)
         if len(g.ntypes) == 1:
             (inputs,) = hops[0].src_nodes.values()
         else:
-            inputs = filled[0].srcdata[NID]
-        return inputs, self.nodes, filled
+            inputs = blocks[0].srcdata[NID]
+        return inputs, self.nodes, blocks
 
     def weights(self, prob: str | None) -> dict[CanonicalEtype, RowView] | None:
         """Weights by edge type, without types that have none; None if they are not supported."""

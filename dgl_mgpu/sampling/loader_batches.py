@@ -11,6 +11,7 @@ from dgl.frame import Column, LazyFeature, _LazyIndex
 from dgl.heterograph import DGLGraph
 from dgl.utils import recursive_apply
 
+from dgl_mgpu.graph.block_frames import BlockFrame
 from dgl_mgpu.graph.random import BatchDraws
 from dgl_mgpu.sampling.async_blocks import (
     async_sampling_of,
@@ -67,6 +68,7 @@ class Batches:
     ) -> None:
         self._loader, self._collate = loader, loader.collate_fn
         self._slots = slots
+        self._are_seeds_pinned = False
         # DGL's iterator over torch's, which yields the seeds and does not sample.
         loader.collate_fn = _unchanged
         try:
@@ -77,7 +79,14 @@ class Batches:
             # Torch's iterator would take as long as all other work for seeds.  They are read on the
             # host, which would wait for a GPU at every batch.
             self._seeds = iter(loader.dataset)
-            self._seeds.dataset = self._seeds.dataset.cpu()
+            seeds = self._seeds.dataset.cpu()
+            self._are_seeds_pinned = (
+                self._seeds.mapping_keys is None and loader.device.type == "cuda"
+            )
+            if self._are_seeds_pinned:
+                self._seeds = _pinned_batches(_PinnedRows(seeds), self._seeds)
+            else:
+                self._seeds.dataset = seeds
         else:
             self._seeds = self._rest.dataloader_it
         # Torch's iterator has drawn it, as it does for all loaders.
@@ -103,7 +112,11 @@ class Batches:
             return None
         # Nothing here asks torch for numbers.
         with self._draws.of_batch(number, with_torchs=False), stage("sample"):
-            nodes = recursive_apply(seeds, _to, self._loader.device)
+            device = self._loader.device
+            if self._are_seeds_pinned:
+                nodes = seeds.to(device, non_blocking=True)
+            else:
+                nodes = recursive_apply(seeds, _to, device)
             if self._slots is not None and can_use_slots(self._loader):
                 return sample_hops_async(self._loader.graph_sampler, self._collate.g, nodes, seeds)
             return start(self._collate.g, nodes, on_host=seeds)
@@ -229,6 +242,36 @@ class Batches:
             tensor.record_stream(stream)
 
 
+class _PinnedRows:
+    """A vector in host memory, of which a part at a time is pinned, for copies to a GPU."""
+
+    #: Elements of a part, at least.
+    _PART = 1 << 18
+
+    def __init__(self, data: torch.Tensor) -> None:
+        self._data, self.shape = data, data.shape
+        self._begin, self._part = 0, data[:0]
+
+    def __getitem__(self, rows: slice) -> torch.Tensor:
+        begin, end = rows.start - self._begin, rows.stop - self._begin
+        if not 0 <= begin <= end <= self._part.shape[0]:
+            most = max(self._PART, rows.stop - rows.start)
+            self._begin, self._part = rows.start, self._data[rows.start :][:most].pin_memory()
+            begin, end = 0, rows.stop - rows.start
+        return self._part[begin:end]
+
+
+def _pinned_batches(seeds: _PinnedRows, batches: Any) -> Iterator[torch.Tensor]:
+    """The seeds of batches in pinned memory; ``batches`` is DGL's iterator of a dataset."""
+    batches.dataset = seeds
+    while True:
+        try:
+            batch = batches._next_indices()
+        except StopIteration:
+            return
+        yield batch
+
+
 def other_storages(loader: Any) -> Mapping[str, Any]:
     """The storages that a loader fetches from beside its graph."""
     return getattr(loader, "other_storages", {})  # not of a loader that Lightning made anew
@@ -259,6 +302,10 @@ def _collect(made: Any, tensors: list[torch.Tensor]) -> None:
         for relation in made._graph.relations:
             tensors += relation.tensors()
         for frame in (*made._node_frames, *made._edge_frames):
+            unmade = frame.unmade if type(frame) is BlockFrame else None
+            if unmade is not None:
+                tensors.append(unmade[0])
+                continue
             for column in frame._columns.values():
                 if isinstance(column, LazyFeature):
                     continue

@@ -11,7 +11,6 @@ import dgl
 import torch
 
 from dgl_mgpu.errors import InvalidInputError
-from dgl_mgpu.graph.blocks import BlankBlock
 from dgl_mgpu.ops import (
     BlockEdges,
     EtypeBlock,
@@ -24,7 +23,7 @@ from dgl_mgpu.ops import (
     sample_neighbors,
 )
 from dgl_mgpu.ops.sample_future import SampleFuture
-from dgl_mgpu.sampling.block_sampling import blank_blocks, dgl_blocks, sample_hops_async
+from dgl_mgpu.sampling.block_sampling import dgl_blocks, sample_hops_async
 from dgl_mgpu.sampling.seed_edges import IdFilter, keep
 from dgl_mgpu.store.batch_keys import BatchKeys
 from dgl_mgpu.store.edges import Edges
@@ -176,8 +175,7 @@ class StoreSampler:
             Of what :meth:`sample_blocks` returns.  Await it on the stream that was current here.
         """
         hops = self.sample_hops_async(nodes, fanouts, prob, replace, exclude_edges, on_host=on_host)
-        blanks = self.blank_blocks(len(fanouts))
-        return hops.then(lambda hops: self.blocks_of(hops, nodes, blanks))
+        return hops.then(lambda hops: self.blocks_of(hops, nodes))
 
     def sample_hops_async(
         self,
@@ -211,9 +209,7 @@ class StoreSampler:
 
         return SampleFuture(result)
 
-    def blocks_of(
-        self, hops: Sequence[EtypeBlock], nodes: Nodes, blanks: Sequence[BlankBlock] = ()
-    ) -> SampledBlocks:
+    def blocks_of(self, hops: Sequence[EtypeBlock], nodes: Nodes) -> SampledBlocks:
         """Make blocks of sampled hops.
 
         Parameters
@@ -222,8 +218,6 @@ class StoreSampler:
             From :meth:`sample_hops_async`.
         nodes : Tensor or dict of Tensor, shape (n,)
             The seed nodes that it was called with.
-        blanks : sequence of BlankBlock
-            Blocks to fill, if some were prepared while the GPU sampled.
 
         Returns
         -------
@@ -231,17 +225,10 @@ class StoreSampler:
             As :meth:`sample_blocks` returns them.
         """
         seeds = self.structure.seeds_by_ntype(nodes)
-        blocks = dgl_blocks(hops, self.structure, seeds, blanks)
+        blocks = dgl_blocks(hops, self.structure, seeds)
         for block in blocks:
             self.features.add_to_block(block)
         return blocks[0].srcdata[dgl.NID] if blocks else nodes, nodes, blocks
-
-    def blank_blocks(self, count: int) -> list[BlankBlock]:
-        """Blocks to be filled with what a GPU samples meanwhile; none on a CPU."""
-        structure = self.structure
-        if structure.device.type != "cuda":
-            return []
-        return blank_blocks(count, structure, structure.idtype, structure.device)
 
     def input_nodes(self, nodes: Nodes, fanouts: Sequence[Fanout]) -> dict[str, torch.Tensor]:
         """The input nodes of a mini-batch: those of :meth:`sample_blocks`, without the blocks.

@@ -331,13 +331,12 @@ class RandomWalker:
             num_random_walks=num_walks,
             num_neighbors=num_neighbors,
         )
-        blanks = self.sampler.blank_blocks(num_layers)
 
         def blocks() -> SampledBlocks:
             self.structure.view(etype)  # raises if the store was closed since
             layers = visited.result()
             sampled = [visited_block(layer, etype) for layer in layers]
-            filled = dgl_blocks(sampled, self.structure, seeds, blanks)
+            filled = dgl_blocks(sampled, self.structure, seeds)
             for block, layer in zip(filled, layers, strict=True):
                 block.edata[_VISITS] = layer.counts
             return filled[0].srcdata[dgl.NID] if filled else nodes, nodes, filled

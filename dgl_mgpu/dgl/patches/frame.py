@@ -10,6 +10,9 @@ def clone_frame(self: Any) -> Any:
     from dgl.frame import Column
 
     frame = object.__new__(type(self))
+    if "_columns" not in self.__dict__:  # of a block, which nobody has looked at
+        frame.__dict__ = self.__dict__.copy()
+        return frame
     frame.__dict__ = {
         **self.__dict__,
         "_columns": {

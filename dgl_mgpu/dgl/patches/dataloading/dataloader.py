@@ -26,6 +26,8 @@ from dgl_mgpu.errors import (
     UnsupportedByStoreError,
     WorkerFailedError,
 )
+from dgl_mgpu.graph.block_frames import BlockFrame
+from dgl_mgpu.graph.dispatch import is_tensor_backed
 from dgl_mgpu.graph.originals import originals
 from dgl_mgpu.graph.pinning.gpu_cache import GPUCache
 
@@ -210,7 +212,8 @@ def _complete(
         recursive_apply(rows, _note_future, futures)
         return rows
     if not isinstance(part, DGLGraph):
-        return part.to(device, non_blocking=True)
+        is_here = isinstance(part, torch.Tensor) and part.device == device
+        return part if is_here else part.to(device, non_blocking=True)
     graph, pin = loader.graph, loader.pin_prefetcher
     of_nodes: _Columns = {}
     of_edges: _Columns = {}
@@ -220,7 +223,8 @@ def _complete(
     if _has_lazy_features(part._edge_frames):
         edges = part._edge_frames, part.canonical_etypes, graph.get_edge_storage, EID
         _prefetch_update_feats(of_edges, *edges, device, pin, graph._gpu_caches["edge"])
-    there = part.to(device, non_blocking=True)
+    is_here = is_tensor_backed(part._graph) and part._graph.device == device
+    there = part if is_here else part.to(device, non_blocking=True)
     if of_nodes:
         fetched.append((there._node_frames, of_nodes))
     if of_edges:
@@ -230,6 +234,8 @@ def _complete(
 
 def _has_lazy_features(frames: Sequence[Frame]) -> bool:
     for frame in frames:
+        if type(frame) is BlockFrame and frame.unmade is not None:
+            continue
         for column in frame._columns.values():
             if isinstance(column, LazyFeature):
                 return True

@@ -1,0 +1,130 @@
+"""Frames of blocks: original ids and rows of the features of the graph, made when they are read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from dgl.frame import Column, Frame, Scheme
+from dgl.heterograph import DGLGraph
+
+#: What a column has that holds a tensor and nothing else, and one of ids.
+_PLAIN_COLUMN = dict(vars(Column(torch.empty(0))))
+_ID_COLUMNS = {
+    dtype: {**_PLAIN_COLUMN, "storage": None, "scheme": Scheme((), dtype)}
+    for dtype in (torch.int32, torch.int64)
+}
+
+
+class Features:
+    """The features of a graph, as they are now, for blocks of it on a device."""
+
+    def __init__(self, graph: DGLGraph, device: torch.device) -> None:
+        self.of_nodes = [_Columns(frame, device) for frame in graph._node_frames]
+        self.of_edges = [_Columns(frame) for frame in graph._edge_frames]
+
+
+class _Columns:
+    """The columns of a frame, as they are now, for some of its rows: as its ``subframe`` has them.
+
+    With a device, rows are copied there, where they are elsewhere, when they are looked at.
+    """
+
+    __slots__ = ("_columns", "_plain", "initializers", "is_lazy")
+
+    def __init__(self, frame: Frame, device: torch.device | None = None) -> None:
+        self.initializers = frame._initializers, frame._default_initializer
+        self._columns = dict(frame._columns)
+        #: By name, what a column has but for the rows.
+        self._plain: dict[str, dict[str, Any]] = {}
+        for name, column in self._columns.items():
+            if type(column) is Column and column.index is None:
+                self._plain[name] = attributes = {
+                    **_PLAIN_COLUMN,
+                    "storage": column.storage,
+                    "scheme": column.scheme,
+                    "device": column.device,
+                    "deferred_dtype": column.deferred_dtype,
+                }
+                if device is not None and column.device is None and column.storage.device != device:
+                    attributes["device"] = device, {}
+        #: Whether rows can be taken later; columns of other kinds may have others by then.
+        self.is_lazy = len(self._plain) == len(self._columns)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._columns)
+
+    def rows(self, ids: torch.Tensor) -> dict[str, Any]:
+        """Columns of these rows, gathered when they are looked at."""
+        rows: dict[str, Any] = {}
+        for name, column in self._columns.items():
+            attributes = self._plain.get(name)
+            if attributes is None:
+                rows[name] = column.subcolumn(ids)
+            else:
+                row = rows[name] = Column.__new__(Column)
+                row.__dict__ = {**attributes, "index": ids}
+        return rows
+
+
+class BlockFrame(Frame):
+    """A frame of a block, whose columns are made when they are first looked at: most never are.
+
+    Parameters
+    ----------
+    name : str
+        Of the column of original ids.
+    ids : Tensor, shape (n,)
+        Original ids of which the first ``num_rows`` are the frame's.
+    num_rows : int
+    features : optional
+        The columns that rows are taken of.
+    """
+
+    def __init__(
+        self, name: str, ids: torch.Tensor, num_rows: int, features: _Columns | None = None
+    ) -> None:
+        initializers = ({}, None) if features is None else features.initializers
+        self.__dict__ = {
+            "_num_rows": num_rows,
+            "_initializers": initializers[0],
+            "_default_initializer": initializers[1],
+            "_source": (name, ids, features),
+        }
+        if features is not None and not features.is_lazy:
+            self._columns = self._made()
+
+    def __getattr__(self, name: str) -> Any:
+        if name != "_columns":
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        self._columns = self._made()
+        return self._columns
+
+    def _made(self) -> dict[str, Any]:
+        name, ids, features = self._source
+        if ids.shape[0] != self._num_rows:
+            ids = ids[: self._num_rows]
+        columns = {} if features is None else features.rows(ids)
+        column = columns[name] = Column.__new__(Column)
+        column.__dict__ = {**_ID_COLUMNS[ids.dtype], "storage": ids}
+        return columns
+
+    @property
+    def unmade(self) -> tuple[torch.Tensor, tuple[str, ...]] | None:
+        """The ids and the names of columns that have not been made; None if they have been."""
+        if "_columns" in self.__dict__:
+            return None
+        name, ids, features = self._source
+        return ids, (name,) if features is None else (*features.names, name)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        columns = self._columns
+        state = {key: value for key, value in self.__dict__.items() if key != "_source"}
+        return _frame_of, ({**state, "_columns": columns},)
+
+
+def _frame_of(state: dict[str, Any]) -> Frame:
+    frame = Frame.__new__(Frame)
+    frame.__dict__ = state
+    return frame
