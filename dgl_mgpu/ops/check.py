@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from numbers import Integral
 
 import torch
@@ -39,6 +40,37 @@ def check_ids(ids: Tensor, action: str, device: torch.device | None = None) -> T
     return ids.contiguous()
 
 
+def check_tensor(
+    tensor: Tensor,
+    name: str,
+    action: str,
+    dtype: torch.dtype,
+    shape: Sequence[int],
+    device: torch.device,
+    *,
+    contiguous: bool = False,
+) -> Tensor:
+    """Return ``tensor``; raise InvalidInputError if it is of another dtype or shape, on another
+    device, or not contiguous where it has to be."""
+    if not isinstance(tensor, Tensor):
+        found = f"{name} is of type {type(tensor).__name__}"
+    elif (
+        tensor.dtype == dtype
+        and tensor.shape == shape
+        and tensor.device == device
+        and (not contiguous or tensor.is_contiguous())
+    ):
+        return tensor
+    else:
+        strided = "" if tensor.is_contiguous() else ", not contiguous"
+        found = (
+            f"{name} has shape {tuple(tensor.shape)} and dtype {tensor.dtype} on"
+            f" '{tensor.device}'{strided}"
+        )
+    wanted = f"pass {name} of shape {tuple(shape)} and dtype {dtype} on '{device}'"
+    raise InvalidInputError(action, found, wanted + (", contiguous" if contiguous else ""))
+
+
 _MOST_EDGES = {torch.int32: (1 << 31) - 1, torch.int64: (1 << 63) - 1}
 
 
@@ -67,6 +99,12 @@ def raise_at_bad_id(places: list[int], ids: Tensor, num_rows: int, action: str) 
                 f"id {int(ids[place])} at place {place} is not among the {num_rows} rows",
                 f"pass ids in [0, {num_rows})",
             )
+
+
+def raise_at_id_outside(ids: Tensor, num_rows: int, action: str) -> None:
+    """Raise IdOutOfRangeError for the first id that is not in [0, num_rows), if any."""
+    outside = (ids < 0) | (ids >= num_rows)
+    raise_at_bad_id(outside.nonzero()[:1, 0].tolist(), ids, num_rows, action)
 
 
 def check_integer(value: int, name: str, smallest: int, action: str) -> int:

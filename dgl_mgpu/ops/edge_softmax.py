@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.ops import device as gpu
-from dgl_mgpu.ops.check import ID_DTYPES
+from dgl_mgpu.ops.check import ID_DTYPES, check_tensor
 from dgl_mgpu.ops.device import Kernel, c_type
 from dgl_mgpu.ops.library import Operator, call
 
@@ -89,12 +89,7 @@ def edge_softmax_backward(indptr: Tensor, eids: Tensor | None, out: Tensor, grad
     """
     action = "take the gradient of a softmax of the edges of nodes"
     indptr, eids = _checked_rows(indptr, eids, out, action)
-    if grad.shape != out.shape or grad.dtype != out.dtype or grad.device != out.device:
-        raise InvalidInputError(
-            action,
-            f"grad has shape {tuple(grad.shape)} and dtype {grad.dtype} on {grad.device}",
-            f"pass grad of shape {tuple(out.shape)} and dtype {out.dtype} on {out.device}",
-        )
+    check_tensor(grad, "grad", action, out.dtype, out.shape, out.device)
     tensors = (indptr, eids, out.contiguous(), grad.contiguous())
     return call("edge_softmax_backward", tensors)
 
@@ -122,12 +117,7 @@ def _checked_rows(
         )
     if eids is None:
         return indptr.contiguous(), None
-    if (eids.dtype, eids.device) != (indptr.dtype, indptr.device) or eids.shape != scores.shape[:1]:
-        raise InvalidInputError(
-            action,
-            f"eids has shape {tuple(eids.shape)} and dtype {eids.dtype} on {eids.device}",
-            f"pass eids of shape ({len(scores)},) and dtype {indptr.dtype} on {indptr.device}",
-        )
+    check_tensor(eids, "eids", action, indptr.dtype, scores.shape[:1], indptr.device)
     return indptr.contiguous(), eids.contiguous()
 
 

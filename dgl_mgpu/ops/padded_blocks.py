@@ -11,6 +11,7 @@ from torch import Tensor
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.ops.blocks import check_one_node_type, hop_by_hop
 from dgl_mgpu.ops.check import check_integer
+from dgl_mgpu.ops.edges import HopsOptions
 from dgl_mgpu.ops.etype_blocks import to_idtype
 from dgl_mgpu.ops.library import Operator
 from dgl_mgpu.ops.philox import SampleKey
@@ -36,15 +37,8 @@ def rooms(count: int, fanouts: Sequence[int], num_cols: int) -> tuple[list[int],
 
 
 @Operator
-def sample_hops_padded_op(
-    seeds: Tensor,
-    graph: TieredGraph,
-    fanouts: Sequence[int],
-    replace: bool,
-    keys: Sequence[int],
-    sms: int = 0,
-) -> PaddedHops:
-    idtype = graph.idtype
+def sample_hops_padded_op(seeds: Tensor, graph: TieredGraph, options: HopsOptions) -> PaddedHops:
+    idtype, fanouts = graph.idtype, options.fanouts
     nodes, edges = rooms(seeds.shape[0], fanouts, graph.num_cols)
     return (
         seeds.new_empty(nodes[-1], dtype=idtype),
@@ -56,16 +50,9 @@ def sample_hops_padded_op(
 
 
 @sample_hops_padded_op.cpu
-def _sample_hops_padded(
-    seeds: Tensor,
-    graph: TieredGraph,
-    fanouts: Sequence[int],
-    replace: bool,
-    keys: Sequence[int],
-    sms: int,
-) -> PaddedHops:
-    nodes, indptrs, sources, eids = hop_by_hop(seeds, *graph, fanouts, replace, keys)
-    most_nodes, most_edges = rooms(len(seeds), fanouts, graph.num_cols)
+def _sample_hops_padded(seeds: Tensor, graph: TieredGraph, options: HopsOptions) -> PaddedHops:
+    nodes, indptrs, sources, eids = hop_by_hop(seeds, *graph, *options)
+    most_nodes, most_edges = rooms(len(seeds), options.fanouts, graph.num_cols)
     counts = [-1, -1]
     for hop, vector in enumerate(sources):
         after = indptrs[hop + 1] if hop + 1 < len(indptrs) else None

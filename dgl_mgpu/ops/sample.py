@@ -24,8 +24,10 @@ from dgl_mgpu.ops.edges import (
     GRAIN,
     SEGMENT,
     SHIFT,
+    HopOptions,
     edge_id,
     find_edges,
+    new_sample,
     stored_ids,
 )
 from dgl_mgpu.ops.library import Operator
@@ -46,20 +48,9 @@ from dgl_mgpu.ops.view import INDICES, GraphView, RowView, TieredRows, tiered_ro
 
 @Operator
 def sample_neighbors_op(
-    seeds: Tensor,
-    rows: TieredRows,
-    idtype: torch.dtype,
-    fanout: int,
-    replace: bool,
-    key: int,
-    sms: int = 0,
+    seeds: Tensor, rows: TieredRows, idtype: torch.dtype, options: HopOptions
 ) -> tuple[Tensor, Tensor, Tensor]:
-    total = torch.library.get_ctx().new_dynamic_size()
-    return (
-        seeds.new_empty(seeds.shape[0] + 1, dtype=torch.int64),
-        seeds.new_empty(total, dtype=idtype),
-        seeds.new_empty(total, dtype=idtype),
-    )
+    return new_sample(seeds, idtype)
 
 
 class SampledNeighbors(NamedTuple):
@@ -374,17 +365,11 @@ def _fill(
 
 @sample_neighbors_op.cpu
 def _sample_neighbors(
-    seeds: Tensor,
-    rows: TieredRows,
-    idtype: torch.dtype,
-    fanout: int,
-    replace: bool,
-    key: int,
-    sms: int,
+    seeds: Tensor, rows: TieredRows, idtype: torch.dtype, options: HopOptions
 ) -> tuple[Tensor, Tensor, Tensor]:
-    tiers, pointers, position, num_rows = rows
-    graph = rows_argument(tiers, pointers, position)
-    ranges = find_edges(seeds, graph, num_rows)
+    fanout, replace, key, _ = options
+    graph = rows_argument(*rows[:3])
+    ranges = find_edges(seeds, graph, rows.num_rows)
     replace = replace and fanout >= 0
     indptr = torch.zeros(seeds.numel() + 1, dtype=torch.int64)
     largest = _count(ranges, fanout, replace, indptr.numpy())

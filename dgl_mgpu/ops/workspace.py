@@ -10,7 +10,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -107,6 +107,17 @@ class Workspace:
         """Wait for the stream, and return the first ``count`` numbers of the report."""
         gpu.driver.synchronize(self._device)
         return self._report[:count].tolist()
+
+
+class NodePrefix(NamedTuple):
+    """The first nodes of a vector: at most ``most``, and ``exact`` where that is given.
+
+    Kernels take its fields in this order.
+    """
+
+    nodes: Tensor
+    most: int
+    exact: Tensor | None = None  # how many, on the device: int64, shape (1,) or more
 
 
 _workspaces: dict[tuple[torch.device, int], Workspace] = {}
