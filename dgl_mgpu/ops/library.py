@@ -134,7 +134,10 @@ class Operator:
                 default = group._field_defaults.get(field, parameter.default)
                 field = self._prefix(name, group) + field
                 fields.append((field, hint | None if is_optional else hint, default))
-        return fields
+        # No argument without a default may follow one with a default.
+        none = inspect.Parameter.empty
+        required = max((n for n, (*_, default) in enumerate(fields) if default is none), default=-1)
+        return [(*field[:2], none if n < required else field[2]) for n, field in enumerate(fields)]
 
 
 def _optional(hint: Any) -> tuple[Any, bool]:
