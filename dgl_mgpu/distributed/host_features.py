@@ -26,7 +26,7 @@ _SLAB_BYTES = 256 << 20
 _FEWEST_COLUMNS = 16
 #: Slabs are so many columns wide, or a multiple, that kernels read them in large pieces.
 _ALIGNED_COLUMNS = 8
-_ASKED = "keep rows in the host's memory"
+_ACTION = "keep rows in the host's memory"
 
 #: Makes other rows of a slab's, given its columns; it may change the slab itself.
 Change = Callable[[torch.Tensor, slice], torch.Tensor]
@@ -66,7 +66,7 @@ class HostRows:
 
     def __init__(self, rows: torch.Tensor, device: torch.device | str, slab_width: int) -> None:
         _check(rows)
-        check_integer(slab_width, "slab_width", 1, _ASKED)
+        check_integer(slab_width, "slab_width", 1, _ACTION)
         bounds = [*range(0, rows.shape[1], slab_width), rows.shape[1]]
         self.device = torch.device(device)
         if self.device.type == "cuda" and self.device.index is None:
@@ -239,16 +239,16 @@ def _slab_width(column_bytes: int, width: int) -> int:
 
 def _check(rows: torch.Tensor) -> None:
     if rows.device.type != "cpu":
-        raise InvalidInputError(_ASKED, f"the rows are on '{rows.device}'", "pass rows.cpu()")
+        raise InvalidInputError(_ACTION, f"the rows are on '{rows.device}'", "pass rows.cpu()")
     if rows.dim() != 2 or not rows.shape[1] or not rows.is_floating_point():
         raise InvalidInputError(
-            _ASKED,
+            _ACTION,
             f"the rows have dtype {rows.dtype} and shape {tuple(rows.shape)}",
             "pass floating-point numbers, a row for each node, with 1 column or more",
         )
     if rows.requires_grad:
         raise InvalidInputError(
-            _ASKED,
+            _ACTION,
             "the rows require a gradient, and rows in the host's memory get none",
             "pass rows.detach(), or keep them on the graph's device",
         )

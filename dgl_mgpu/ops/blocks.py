@@ -6,7 +6,6 @@ The CPU samples one hop after another with the operators for one hop.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -16,9 +15,9 @@ from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.ops.check import check_integer, narrow_indptr
 from dgl_mgpu.ops.edges import HopsOptions
 from dgl_mgpu.ops.etype_blocks import SampledHops, TypedEdges, to_idtype, typed_hops_async
-from dgl_mgpu.ops.library import Operator, direct
+from dgl_mgpu.ops.library import Operator
 from dgl_mgpu.ops.philox import SampleKey
-from dgl_mgpu.ops.sample_future import SampleFuture
+from dgl_mgpu.ops.sample_future import SampleFuture, start
 from dgl_mgpu.ops.sample_weighted import EdgeTimes
 from dgl_mgpu.ops.view import GraphView, RowView, TieredGraph
 
@@ -171,14 +170,8 @@ def sample_blocks_async(
     others = (
         view.num_rows, view.num_cols, view.idtype, hops, replace, keys, sms, view.ordered_from
     )  # fmt: skip
-    start = direct("sample_hops_async", tensors, even_profiled=True)
-    if start is None:
-        hops_future = SampleFuture(
-            partial(torch.ops.dgl_mgpu.sample_hops.default, *tensors, *others)
-        )
-    else:
-        hops_future = start(*tensors, *others)
-    return hops_future.then(lambda sampled: _blocks(*sampled))
+    future = start("sample_hops", tensors, (*tensors, *others))
+    return future.then(lambda sampled: _blocks(*sampled))
 
 
 def _blocks(

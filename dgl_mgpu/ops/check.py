@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from numbers import Integral
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,6 +12,10 @@ from torch import Tensor
 from dgl_mgpu.errors import IdOutOfRangeError, InvalidInputError
 
 ID_DTYPES = (torch.int32, torch.int64)
+#: What operators compute with; half types in float32.
+DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+#: Bytes that a row of operands of products has less than.
+LONGEST_ROW = 1 << 32
 _LARGEST = torch.iinfo(torch.int64).max
 
 
@@ -105,6 +110,27 @@ def raise_at_id_outside(ids: Tensor, num_rows: int, action: str) -> None:
     """Raise IdOutOfRangeError for the first id that is not in [0, num_rows), if any."""
     outside = (ids < 0) | (ids >= num_rows)
     raise_at_bad_id(outside.nonzero()[:1, 0].tolist(), ids, num_rows, action)
+
+
+def check_types(known: Collection[Any], action: str, **by_type: Mapping[Any, Any] | None) -> None:
+    """Raise InvalidInputError if a mapping names a node or edge type that is not known."""
+    for name, values in by_type.items():
+        if unknown := [label for label in values or () if label not in known]:
+            raise InvalidInputError(
+                action, f"{name} names the unknown type {unknown[0]!r}", f"use one of {list(known)}"
+            )
+
+
+def fanout_of(fanout: int | Mapping[Any, int], etype: Any, action: str) -> int:
+    """The fanout of an edge type, or InvalidInputError if it has none."""
+    of_type = fanout.get(etype) if isinstance(fanout, Mapping) else fanout
+    if of_type is None:
+        raise InvalidInputError(
+            action,
+            f"there is no fanout for edge type {etype!r}",
+            "give each edge type a fanout; 0 leaves it out",
+        )
+    return check_integer(of_type, "fanout", -1, action)
 
 
 def check_integer(value: int, name: str, smallest: int, action: str) -> int:

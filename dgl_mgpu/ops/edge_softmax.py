@@ -13,11 +13,10 @@ from torch import Tensor
 
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.ops import device as gpu
-from dgl_mgpu.ops.check import ID_DTYPES, check_tensor
+from dgl_mgpu.ops.check import DTYPES, ID_DTYPES, check_tensor
 from dgl_mgpu.ops.device import Kernel, c_type
 from dgl_mgpu.ops.library import Operator, call
-
-DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+from dgl_mgpu.ops.spmm_layout import ELEMENTS
 
 
 @Operator
@@ -181,19 +180,13 @@ _THREADS, _FINISH_THREADS = 256, 128
 _WARPS = _THREADS // 32
 #: Entries of a thread, and columns that a block takes at most.
 _RUN, _MOST_COLUMNS = 17, 8
-_ELEMENTS = {
-    torch.float64: "double",
-    torch.float32: "float",
-    torch.float16: "dgl_mgpu::Float16",
-    torch.bfloat16: "dgl_mgpu::BFloat16",
-}
 
 
 @functools.cache
 def _kernels(
     ids: torch.dtype, scores: torch.dtype, columns: int, gradient: bool
 ) -> tuple[Kernel, Kernel, Kernel]:
-    types = f"{c_type(ids)}, {_ELEMENTS[scores]}, {columns}"
+    types = f"{c_type(ids)}, {ELEMENTS[scores]}, {columns}"
     both = f"{types}, {'true' if gradient else 'false'}"
     reduce, merge, finish = (
         Kernel("edge_softmax.cu", f"dgl_mgpu::{name}")

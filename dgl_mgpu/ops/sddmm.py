@@ -14,11 +14,11 @@ from torch import Tensor
 
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.ops import device as gpu
-from dgl_mgpu.ops.check import check_ids
+from dgl_mgpu.ops.check import DTYPES, check_ids
 from dgl_mgpu.ops.device import Kernel, c_type
 from dgl_mgpu.ops.library import Operator, call
+from dgl_mgpu.ops.spmm_layout import ELEMENTS, VECTOR_BYTES
 
-DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 OPERATIONS = ("add", "sub", "mul", "div", "dot", "copy_lhs", "copy_rhs")
 TARGETS = ("u", "e", "v")
 
@@ -217,13 +217,6 @@ _VECTORS, _PRODUCTS = 4, 2
 #: Vectors of each operand that a lane has of a dot product, until there are a warp's.
 _LANE_VECTORS = 2
 _WARP = 32
-_VECTOR_BYTES = 16
-_ELEMENTS = {
-    torch.float64: "double",
-    torch.float32: "float",
-    torch.float16: "dgl_mgpu::Float16",
-    torch.bfloat16: "dgl_mgpu::BFloat16",
-}
 #: As kernels number them.
 _OPERATION_NUMBERS = {
     "copy_lhs": 0,
@@ -283,7 +276,7 @@ def _sddmm_cuda(of: EdgeOperation) -> Tensor:
         src.dtype,
         left.shape[1:],
         left.shape[1:] if right is None else right.shape[1:],
-        math.gcd(_VECTOR_BYTES, left_address, right_address),
+        math.gcd(VECTOR_BYTES, left_address, right_address),
         device,
     )
     out = left.new_empty((num_edges, *plan.shape))
@@ -329,7 +322,7 @@ def _plan(
         name, pieces, at_once = "sddmm_dot", columns, _PRODUCTS * _THREADS // lanes
     else:
         name, pieces, at_once = "sddmm", columns // elements, _VECTORS * _THREADS
-    types = f"{c_type(id_dtype)}, {_ELEMENTS[dtype]}, {elements}"
+    types = f"{c_type(id_dtype)}, {ELEMENTS[dtype]}, {elements}"
     return _Plan(
         Kernel("sddmm.cu", f"dgl_mgpu::{name}<{types}>"),
         shape,

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.ops import parallel
-from dgl_mgpu.ops.check import ID_DTYPES, check_tensor
+from dgl_mgpu.ops.check import DTYPES, ID_DTYPES, LONGEST_ROW, check_tensor
 from dgl_mgpu.ops.library import Operator, Sizes, Written, call
 from dgl_mgpu.ops.memory import inline, kernel, load_id, store_id
 
@@ -21,8 +21,6 @@ OPS = ("add", "sub", "mul", "div", "copy_lhs", "copy_rhs")
 REDUCES = ("sum", "mean", "max", "min")
 #: Those that choose one of the messages.
 CHOICES = ("max", "min")
-_LONGEST_ROW = 1 << 32
-DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
 def outputs(
@@ -259,9 +257,9 @@ def _message_shape(op: str, reduce: str, u: RowType | None, e: RowType | None) -
             f"the rows have shapes {tuple(shapes[0])} and {tuple(shapes[1])}",
             "pass shapes that broadcast against each other",
         ) from error
-    if math.prod(shape) * dtypes.pop().itemsize >= _LONGEST_ROW:
+    if math.prod(shape) * dtypes.pop().itemsize >= LONGEST_ROW:
         raise InvalidInputError(
-            action, f"a message has shape {shape}", f"pass rows of less than {_LONGEST_ROW} bytes"
+            action, f"a message has shape {shape}", f"pass rows of less than {LONGEST_ROW} bytes"
         )
     return shape
 

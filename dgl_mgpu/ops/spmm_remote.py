@@ -15,14 +15,12 @@ from torch import Tensor
 
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.ops import device as gpu
-from dgl_mgpu.ops.check import ID_DTYPES, check_integer
+from dgl_mgpu.ops.check import DTYPES, ID_DTYPES, LONGEST_ROW, check_integer
 from dgl_mgpu.ops.device import Kernel, c_type
 from dgl_mgpu.ops.library import Operator, Size, direct
 from dgl_mgpu.ops.spmm import add_spmm, spmm
 from dgl_mgpu.ops.spmm_layout import ELEMENTS, VECTOR_BYTES, joining_blocks
 
-DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-_LONGEST_ROW = 1 << 32
 #: MGG's search space (section 4).
 _MOST = {"ps": 32, "dist": 16, "wpb": 16}
 _ACTION = "add up rows in the memory of several ranks"
@@ -153,11 +151,11 @@ def _check(local: Entries, remote: Entries, sources: Sources) -> None:
             f"rows has dtype {rows.dtype} and shape {tuple(rows.shape)}",
             f"pass a matrix whose dtype is one of {', '.join(map(str, DTYPES))}",
         )
-    if rows.shape[1] * rows.element_size() >= _LONGEST_ROW:
+    if rows.shape[1] * rows.element_size() >= LONGEST_ROW:
         raise InvalidInputError(
             _ACTION,
             f"a row has {rows.shape[1]} elements of {rows.element_size()} bytes",
-            f"pass rows of less than {_LONGEST_ROW} bytes",
+            f"pass rows of less than {LONGEST_ROW} bytes",
         )
     for table in (bases, starts):
         if table.dtype != torch.int64 or table.dim() != 1 or len(table) != len(bases):

@@ -17,10 +17,10 @@ from torch import Tensor
 from dgl_mgpu.ops import device as gpu
 from dgl_mgpu.ops.check import check_integer, raise_at_bad_id
 from dgl_mgpu.ops.etype_blocks import to_idtype
-from dgl_mgpu.ops.library import Operator, direct
+from dgl_mgpu.ops.library import Operator
 from dgl_mgpu.ops.padded_blocks import rooms
 from dgl_mgpu.ops.philox import SampleKey
-from dgl_mgpu.ops.sample_future import SampleFuture
+from dgl_mgpu.ops.sample_future import SampleFuture, start
 from dgl_mgpu.ops.unique import number_nodes
 from dgl_mgpu.ops.view import GraphView
 from dgl_mgpu.ops.walk import TieredPath, check_traversals
@@ -152,11 +152,7 @@ def pinsage_blocks_async(
         return SampleFuture(list)
     keys = key.fold_hops(num_layers)
     arguments = (seeds, *path, num_random_walks, num_neighbors, keys)
-    start = direct("pinsage_hops_async", (seeds,), even_profiled=True)
-    if start is None:
-        future = SampleFuture(partial(torch.ops.dgl_mgpu.pinsage_hops.default, *arguments))
-    else:
-        future = start(*arguments)
+    future = start("pinsage_hops", (seeds,), arguments)
     return future.then(lambda hops: _blocks(*hops))
 
 
