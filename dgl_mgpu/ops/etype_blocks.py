@@ -21,7 +21,7 @@ from dgl_mgpu.ops.etype_hops import Hops
 from dgl_mgpu.ops.philox import SampleKey
 from dgl_mgpu.ops.sample_future import SampleFuture, start
 from dgl_mgpu.ops.sample_weighted import EdgeTimes, weighting
-from dgl_mgpu.ops.view import GraphView, RowView
+from dgl_mgpu.ops.view import GraphView, RowView, tiered_rows
 
 _ACTION = "sample blocks"
 _INT32_MAX = torch.iinfo(torch.int32).max
@@ -95,11 +95,7 @@ def typed_hops_async(
         moments,
         table,
         [end for edges in types for end in (edges.source, edges.target)],
-        [
-            tensor
-            for edges in types
-            for tensor in (edges.view.tiers, edges.view.pointers, edges.view.position)
-        ],
+        [tensor for edges in types for tensor in tiered_rows(edges.view)[:3]],
         [edges.view.num_rows for edges in types],
         [edges.view.num_cols for edges in types],
         types[0].view.idtype,
@@ -117,11 +113,8 @@ def typed_hops_async(
         node_times = None
         if table is not None:
             counts: dict[int, int] = {}
-            for edges in types:
-                counts[edges.source], counts[edges.target] = (
-                    edges.view.num_cols,
-                    edges.view.num_rows,
-                )
+            for source, target, view, *_ in types:
+                counts[source], counts[target] = view.num_cols, view.num_rows
             node_times = [table[ids // counts[number]] for number, ids in enumerate(nodes)]
             nodes = [(ids % counts[number]).to(seeds[0].dtype) for number, ids in enumerate(nodes)]
         return SampledHops(nodes, node_times, indptrs, sources, eids, sizes.tolist())
