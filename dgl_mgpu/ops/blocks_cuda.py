@@ -20,7 +20,7 @@ from dgl_mgpu.ops.blocks import Hops, hop_by_hop, sample_hops_op
 from dgl_mgpu.ops.check import raise_at_bad_id
 from dgl_mgpu.ops.device import Kernel, c_type, position_pointer, position_type
 from dgl_mgpu.ops.edges import HopsOptions
-from dgl_mgpu.ops.padded_blocks import MOST_HOPS, PaddedHops, rooms, sample_hops_padded_op
+from dgl_mgpu.ops.padded_blocks import MAX_HOPS, PaddedHops, max_sizes, sample_hops_padded_op
 from dgl_mgpu.ops.sample_cuda import NO_ORDER, range_buffers, seed_order
 from dgl_mgpu.ops.sample_future import SampleFuture
 from dgl_mgpu.ops.unique import hash_table, table_size
@@ -29,7 +29,7 @@ from dgl_mgpu.ops.workspace import Report, Workspace, cut_to_size, workspace
 
 _THREADS = 256
 #: Edges of all hops up to which room for the largest possible sample is made in advance.
-_MOST_EDGES = 1 << 28
+_MAX_EDGES = 1 << 28
 #: Places in the kernel's struct ``Hops`` of what differs from batch to batch.
 _SEEDS, _NODES, _INDPTR, _SOURCES, _EIDS, _REPORT, _KEYS = 0, 9, 10, 11, 12, 22, 30
 
@@ -80,7 +80,7 @@ def _arguments(
     """
     tiers, pointers, position, num_rows, num_cols, _ = graph
     fanouts, replace, keys, _ = options
-    padding = [0] * (MOST_HOPS - len(fanouts))
+    padding = [0] * (MAX_HOPS - len(fanouts))
     return gpu.struct(
         *seeds, tiers, len(tiers), pointers, position_pointer(position), num_rows,
         seeds[1] + num_cols, int(replace), *outputs, *scratch, *table, report, len(fanouts),
@@ -150,7 +150,7 @@ class _Prepared:
         # The keys are another batch's; launch replaces them.
         self._device, self._count, self._options = device, count, options
         self.hops, self.num_rows, self.idtype = len(fanouts), graph.num_rows, graph.idtype
-        self._seeds, self._edges = rooms(count, fanouts, num_cols)
+        self._seeds, self._edges = max_sizes(count, fanouts, num_cols)
         self._all_edges = sum(self._edges)
         # 0 where every hop has fewer nodes.
         self._ordered_from = ordered_from if ordered_from <= max(self._seeds[:-1], default=0) else 0
@@ -160,7 +160,7 @@ class _Prepared:
         self._all_rooms = sum(self._rooms)
         self.room = self._seeds[-1]
         self.fits = (
-            0 < self.hops <= MOST_HOPS and min(fanouts) >= 0 and self._all_edges <= _MOST_EDGES
+            0 < self.hops <= MAX_HOPS and min(fanouts) >= 0 and self._all_edges <= _MAX_EDGES
         )
         # Of the workspace whose buffers are in the arguments; none at first.
         self._generation = -1
@@ -293,23 +293,23 @@ def _sample_hops_padded(seeds: Tensor, graph: TieredGraph, options: HopsOptions)
     idtype, fanouts = graph.idtype, options.fanouts
     device, count = seeds.device, seeds.numel()
     gpu.raise_faults(device, wait=False)
-    most_nodes, most_edges = rooms(count, fanouts, graph.num_cols)
-    edges = sum(most_edges)
+    max_nodes, max_edges = max_sizes(count, fanouts, graph.num_cols)
+    edges = sum(max_edges)
     kernel, blocks = _launch(idtype, graph.position, edges, device, options.sms, padded=True)
 
     def new(name: str, count: int, dtype: torch.dtype) -> Tensor:
         return torch.empty(count, dtype=dtype, device=device)
 
-    nodes = torch.zeros(most_nodes[-1], dtype=idtype, device=device)
-    indptr = new("indptr", sum(most_nodes[:-1]) + len(fanouts), idtype)
+    nodes = torch.zeros(max_nodes[-1], dtype=idtype, device=device)
+    indptr = new("indptr", sum(max_nodes[:-1]) + len(fanouts), idtype)
     sources = torch.zeros(edges, dtype=idtype, device=device)
     eids = torch.zeros_like(sources)
     counts = new("counts", 2 + 2 * len(fanouts), torch.int64)
-    words, mask = table_size(most_nodes[-1], idtype)
+    words, mask = table_size(max_nodes[-1], idtype)
     # Not a Workspace's: a CUDA graph of this may be replayed on another stream. The struct has
     # addresses alone, so the names keep what they name until the launch.
     scratch = (
-        *_scratch(new, most_nodes[-2], max(most_edges)),
+        *_scratch(new, max_nodes[-2], max(max_edges)),
         torch.full((4 + 2 * blocks,), -1, dtype=torch.int64, device=device),
     )
     table = new("table", words, torch.int64)

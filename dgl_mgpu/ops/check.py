@@ -15,8 +15,8 @@ ID_DTYPES = (torch.int32, torch.int64)
 #: What operators compute with; half types in float32.
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 #: Bytes that a row of operands of products has less than.
-LONGEST_ROW = 1 << 32
-_LARGEST = torch.iinfo(torch.int64).max
+MAX_ROW_BYTES = 1 << 32
+_MAX_INT64 = torch.iinfo(torch.int64).max
 
 
 def check_ids(ids: Tensor, action: str, device: torch.device | None = None) -> Tensor:
@@ -76,14 +76,14 @@ def check_tensor(
     raise InvalidInputError(action, found, wanted + (", contiguous" if contiguous else ""))
 
 
-_MOST_EDGES = {torch.int32: (1 << 31) - 1, torch.int64: (1 << 63) - 1}
+_MAX_EDGES = {torch.int32: (1 << 31) - 1, torch.int64: (1 << 63) - 1}
 
 
 def narrow_indptr(indptr: Tensor, num_edges: int, idtype: torch.dtype, action: str) -> Tensor:
     """Cast a hop's ``indptr`` to ``idtype``; raise InvalidInputError if it cannot count the
     edges."""
     # Not while torch compiles a graph: the number is unknown then.
-    if not torch.compiler.is_compiling() and num_edges > _MOST_EDGES[idtype]:
+    if not torch.compiler.is_compiling() and num_edges > _MAX_EDGES[idtype]:
         raise InvalidInputError(
             action,
             f"one hop has {num_edges} edges, more than {idtype} can count",
@@ -135,11 +135,11 @@ def fanout_of(fanout: int | Mapping[Any, int], etype: Any, action: str) -> int:
 
 def check_integer(value: int, name: str, smallest: int, action: str) -> int:
     """Return ``value``; raise InvalidInputError if it is not an int64 of at least ``smallest``."""
-    if type(value) is int and smallest <= value <= _LARGEST:
+    if type(value) is int and smallest <= value <= _MAX_INT64:
         return value  # the common case, without the slower check of the abstract class
     is_integer = isinstance(value, Integral) and not isinstance(value, bool)
-    if not is_integer or not smallest <= value <= _LARGEST:
-        most = f" and at most {_LARGEST}" if is_integer and value > _LARGEST else ""
+    if not is_integer or not smallest <= value <= _MAX_INT64:
+        most = f" and at most {_MAX_INT64}" if is_integer and value > _MAX_INT64 else ""
         raise InvalidInputError(
             action, f"{name} is {value!r}", f"pass an integer {name} of at least {smallest}{most}"
         )

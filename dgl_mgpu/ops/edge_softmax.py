@@ -179,7 +179,7 @@ def _edge_softmax_backward_cpu(
 _THREADS, _FINISH_THREADS = 256, 128
 _WARPS = _THREADS // 32
 #: Entries of a thread, and columns that a block takes at most.
-_RUN, _MOST_COLUMNS = 17, 8
+_RUN, _MAX_COLUMNS = 17, 8
 
 
 @functools.cache
@@ -215,7 +215,7 @@ def _launch(
         return out
     device, num_rows, num_entries = scores.device, indptr.numel() - 1, scores.shape[0]
     columns = scores.numel() // num_entries
-    together = min(_MOST_COLUMNS, 1 << (columns - 1).bit_length())
+    together = min(_MAX_COLUMNS, 1 << (columns - 1).bit_length())
     groups = -(-columns // together)
     share = _THREADS // together * _RUN
     shares = -(-(num_rows + num_entries) // share)

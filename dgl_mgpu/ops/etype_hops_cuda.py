@@ -35,7 +35,7 @@ from dgl_mgpu.ops.sample_future import SampleFuture
 from dgl_mgpu.ops.sample_weighted_cuda import (
     CONTROL,
     END,
-    MOST_PICKS,
+    MAX_PICKS,
     Weighed,
     edge_weights,
     raise_if_bad,
@@ -44,7 +44,7 @@ from dgl_mgpu.ops.unique import number_nodes, raise_at_negative_id
 from dgl_mgpu.ops.workspace import NodePrefix, Workspace, beginning, workspace
 
 #: Edges of all hops up to which room for the largest possible sample is made in advance.
-_MOST_EDGES = 1 << 25
+_MAX_EDGES = 1 << 25
 #: Words of a kernel's report: uniform sampling's first bad seed and end, and those of numbering,
 #: the first bad place, overflow and nodes.
 _UNIFORM_END, _NUMBERED, _NODES = 1, 3, 2
@@ -104,14 +104,14 @@ def _rooms(
     for hop in hops:
         most = list(rooms[-1])
         for etype, (fanout, *_) in zip(types, hop, strict=True):
-            if fanout < 0 or (fanout > MOST_PICKS and not etype.is_uniform):
+            if fanout < 0 or (fanout > MAX_PICKS and not etype.is_uniform):
                 return None
             most[etype.source] += rooms[-1][etype.target] * fanout
             total += rooms[-1][etype.target] * fanout
         if not timed:
             most = [min(room, num_seeds[ntype] + counts[ntype]) for ntype, room in enumerate(most)]
         rooms.append(most)
-    return rooms if total <= _MOST_EDGES else None
+    return rooms if total <= _MAX_EDGES else None
 
 
 @dataclass(frozen=True)
@@ -194,9 +194,9 @@ class _Batch:
         for ntype, of_type in new_neighbors.items():
             if ntype in end:
                 nodes = NodePrefix(self._nodes[ntype], most[ntype], self._known[ntype])
-                most_nodes = min(len(nodes.nodes), most[ntype] + room[ntype])
+                max_nodes = min(len(nodes.nodes), most[ntype] + room[ntype])
                 number_nodes(
-                    self._space, nodes, of_type.neighbors, end[ntype], most_nodes, of_type.report
+                    self._space, nodes, of_type.neighbors, end[ntype], max_nodes, of_type.report
                 )
                 self._known[ntype] = of_type.report[_NODES:]
         self._hops.append((sampled, new_neighbors))

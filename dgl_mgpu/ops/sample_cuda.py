@@ -19,7 +19,7 @@ from dgl_mgpu.ops.workspace import NodePrefix, Workspace, beginning, workspace
 
 _THREADS = 256
 #: Edges up to which the largest possible sample is allocated in advance.
-_MOST_EDGES = 1 << 27
+_MAX_EDGES = 1 << 27
 
 
 @functools.cache
@@ -120,7 +120,7 @@ def _sample_neighbors(
         return total
 
     with space.lock:
-        if fanout >= 0 and count * fanout <= _MOST_EDGES:
+        if fanout >= 0 and count * fanout <= _MAX_EDGES:
             try:
                 neighbors, eids = room(count * fanout)
             except torch.cuda.OutOfMemoryError:

@@ -406,14 +406,14 @@ def _fill(
     indptr: np.ndarray, replace: bool, key: int, neighbors: int, eids: int,
 ) -> None:  # fmt: skip
     """Write the samples of seeds ``[begin, end)`` to the addresses ``neighbors`` and ``eids``."""
-    most_edges = 0
-    most_picks = 0
+    max_edges = 0
+    max_picks = 0
     for place in range(begin, end):
-        most_edges = max(most_edges, ranges[place, DEGREE])
-        most_picks = max(most_picks, indptr[place + 1] - indptr[place])
-    picks = np.empty(most_picks, np.int64)
-    keys = np.empty(most_picks, np.float64)
-    sums = np.empty(most_edges if replace else 0, np.uint64)
+        max_edges = max(max_edges, ranges[place, DEGREE])
+        max_picks = max(max_picks, indptr[place + 1] - indptr[place])
+    picks = np.empty(max_picks, np.int64)
+    keys = np.empty(max_picks, np.float64)
+    sums = np.empty(max_edges if replace else 0, np.uint64)
 
     for place in range(begin, end):
         to = indptr[place]

@@ -29,9 +29,9 @@ _SEED_EDGES, _POSITIVE = 7, 5
 #: Of what they tell each other and the host, ``Control``: the int64 in it, and which is what.
 CONTROL, _TOTAL, _FAR, END = 8, 2, 3, 7
 #: Edges that a block looks at together, bytes of a candidate, and memory for those of all blocks.
-_EDGES_TOGETHER, _CANDIDATE, _MOST_CANDIDATES = 1024, 16, 1 << 28
+_EDGES_TOGETHER, _CANDIDATE, _MAX_CANDIDATES = 1024, 16, 1 << 28
 #: Edges selected of a seed for which a block's shared memory has room.
-MOST_PICKS = 2048 - _EDGES_TOGETHER
+MAX_PICKS = 2048 - _EDGES_TOGETHER
 #: ``Stored``: how a kernel knows a type of weights or times.
 _STORED = {
     torch.bool: 1,
@@ -127,7 +127,7 @@ class Weighed:
         candidates, room = None, 0
         if far:
             room = 1 << (fanout + _EDGES_TOGETHER - 1).bit_length()
-            blocks = max(1, min(blocks, _MOST_CANDIDATES // (room * _CANDIDATE)))
+            blocks = max(1, min(blocks, _MAX_CANDIDATES // (room * _CANDIDATE)))
             candidates = torch.empty(blocks * room * _CANDIDATE, dtype=torch.uint8, device=device)
         fill(
             blocks, _THREADS, *self._seeds, self._num_nodes, num_sources, self._pointers,

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.ops import parallel
-from dgl_mgpu.ops.check import DTYPES, ID_DTYPES, LONGEST_ROW, check_tensor
+from dgl_mgpu.ops.check import DTYPES, ID_DTYPES, MAX_ROW_BYTES, check_tensor
 from dgl_mgpu.ops.library import Operator, Sizes, Written, call
 from dgl_mgpu.ops.memory import inline, kernel, load_id, store_id
 
@@ -257,9 +257,9 @@ def _message_shape(op: str, reduce: str, u: RowType | None, e: RowType | None) -
             f"the rows have shapes {tuple(shapes[0])} and {tuple(shapes[1])}",
             "pass shapes that broadcast against each other",
         ) from error
-    if math.prod(shape) * dtypes.pop().itemsize >= LONGEST_ROW:
+    if math.prod(shape) * dtypes.pop().itemsize >= MAX_ROW_BYTES:
         raise InvalidInputError(
-            action, f"a message has shape {shape}", f"pass rows of less than {LONGEST_ROW} bytes"
+            action, f"a message has shape {shape}", f"pass rows of less than {MAX_ROW_BYTES} bytes"
         )
     return shape
 

@@ -15,14 +15,14 @@ from torch import Tensor
 
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.ops import device as gpu
-from dgl_mgpu.ops.check import DTYPES, ID_DTYPES, LONGEST_ROW, check_integer
+from dgl_mgpu.ops.check import DTYPES, ID_DTYPES, MAX_ROW_BYTES, check_integer
 from dgl_mgpu.ops.device import Kernel, c_type
 from dgl_mgpu.ops.library import Operator, Size, direct
 from dgl_mgpu.ops.spmm import add_spmm, spmm
 from dgl_mgpu.ops.spmm_layout import ELEMENTS, VECTOR_BYTES, joining_blocks
 
 #: MGG's search space (section 4).
-_MOST = {"ps": 32, "dist": 16, "wpb": 16}
+_MAX = {"ps": 32, "dist": 16, "wpb": 16}
 _ACTION = "add up rows in the memory of several ranks"
 
 
@@ -40,7 +40,7 @@ class Pipeline:
     wpb: int = 2  # warps per block; 1 to 16
 
     def __post_init__(self) -> None:
-        for name, most in _MOST.items():
+        for name, most in _MAX.items():
             value = check_integer(getattr(self, name), name, 1, "set up a pipeline")
             if value > most:
                 raise InvalidInputError(
@@ -151,11 +151,11 @@ def _check(local: Entries, remote: Entries, sources: Sources) -> None:
             f"rows has dtype {rows.dtype} and shape {tuple(rows.shape)}",
             f"pass a matrix whose dtype is one of {', '.join(map(str, DTYPES))}",
         )
-    if rows.shape[1] * rows.element_size() >= LONGEST_ROW:
+    if rows.shape[1] * rows.element_size() >= MAX_ROW_BYTES:
         raise InvalidInputError(
             _ACTION,
             f"a row has {rows.shape[1]} elements of {rows.element_size()} bytes",
-            f"pass rows of less than {LONGEST_ROW} bytes",
+            f"pass rows of less than {MAX_ROW_BYTES} bytes",
         )
     for table in (bases, starts):
         if table.dtype != torch.int64 or table.dim() != 1 or len(table) != len(bases):

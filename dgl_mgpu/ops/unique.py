@@ -85,7 +85,7 @@ def append_unique(seeds: Tensor, neighbors: Tensor) -> tuple[Tensor, Tensor]:
 _GRAIN = 32768
 #: Ids per bucket aimed at: its table and keys stay in a core's second-level cache.
 _BUCKET = 8192
-_MOST_BUCKETS = 1 << 12
+_MAX_BUCKETS = 1 << 12
 _WORD = 64
 
 _FIBONACCI = np.uint64(0x9E3779B97F4A7C15)
@@ -238,7 +238,7 @@ def _append_unique_cpu(seeds: Tensor, neighbors: Tensor) -> tuple[Tensor, Tensor
     bounds = np.array(parallel.split(total, _GRAIN), dtype=np.int64)
     chunks = len(bounds) - 1
     buckets = 1
-    while buckets * _BUCKET < total and buckets < _MOST_BUCKETS:
+    while buckets * _BUCKET < total and buckets < _MAX_BUCKETS:
         buckets *= 2
     counts = np.empty((chunks, buckets), dtype=np.int64)
     for place in parallel.run(_count, chunks, 1, bounds, *ids, counts):
@@ -267,7 +267,7 @@ def _append_unique_cpu(seeds: Tensor, neighbors: Tensor) -> tuple[Tensor, Tensor
 
 _THREADS = 512
 #: Nodes in the largest hash table whose entries 32-bit integers number.
-_MOST_NODES = (1 << 32) // 3
+_MAX_NODES = (1 << 32) // 3
 
 
 @functools.cache
@@ -281,10 +281,10 @@ def table_size(nodes: int, dtype: torch.dtype) -> tuple[int, int]:
 
     Raises InvalidInputError if there are too many nodes.
     """
-    if nodes > _MOST_NODES:
+    if nodes > _MAX_NODES:
         raise InvalidInputError(
             "number the nodes of a sample on a GPU",
-            f"there may be {nodes} nodes, and its hash table has room for {_MOST_NODES}",
+            f"there may be {nodes} nodes, and its hash table has room for {_MAX_NODES}",
             "pass fewer seeds and neighbors",
         )
     slots = 1 << max(4, (nodes + nodes // 2).bit_length())

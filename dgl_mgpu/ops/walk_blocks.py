@@ -18,7 +18,7 @@ from dgl_mgpu.ops import device as gpu
 from dgl_mgpu.ops.check import check_integer, raise_at_bad_id
 from dgl_mgpu.ops.etype_blocks import to_idtype
 from dgl_mgpu.ops.library import Operator
-from dgl_mgpu.ops.padded_blocks import rooms
+from dgl_mgpu.ops.padded_blocks import max_sizes
 from dgl_mgpu.ops.philox import SampleKey
 from dgl_mgpu.ops.sample_future import SampleFuture, start
 from dgl_mgpu.ops.unique import number_nodes
@@ -186,7 +186,7 @@ def layer_by_layer(
 
 #: Nodes on the walks of all layers up to which room for the largest possible sample is made in
 #: advance; there are more of them than of edges and of nodes of the sample.
-_MOST_STEPS = 1 << 26
+_MAX_STEPS = 1 << 26
 #: Words of the kernels' report on a layer: edges, then the first bad index, the overflow and the
 #: nodes of the numbering.
 _REPORT_WORDS = 4
@@ -204,8 +204,8 @@ def pinsage_hops_async(
     gpu.raise_faults(device, wait=False)
     steps = len(path.stops)
     neighbors = min(num_neighbors, num_walks * (steps // len(path.tiers)))
-    nodes, _ = rooms(len(seeds), [neighbors] * len(keys), path.num_rows[0])
-    if sum(nodes[:-1]) * num_walks * (steps + 1) <= _MOST_STEPS:
+    nodes, _ = max_sizes(len(seeds), [neighbors] * len(keys), path.num_rows[0])
+    if sum(nodes[:-1]) * num_walks * (steps + 1) <= _MAX_STEPS:
         space = workspace(device)
         with space.lock:
             try:

@@ -151,7 +151,7 @@ def test_without_room_for_the_largest_sample(where, monkeypatch, lacking):
     if lacking == "memory":
         refused = refuse_memory(monkeypatch, 100 << 10)
     else:
-        monkeypatch.setattr(walk_blocks, "_MOST_STEPS", 200 * 6 * 16)
+        monkeypatch.setattr(walk_blocks, "_MAX_STEPS", 200 * 6 * 16)
     ways = []
     monkeypatch.setattr(
         walk_blocks,
