@@ -75,17 +75,15 @@ class RemoteEntries:
         whole = max(1, int(indptr.diff().max()))
         ps, dist = (pipeline.ps, pipeline.dist) if partitioned else (whole, 1)
         self._pairs = pair_up(self._nothing.indptr, indptr, ps)
-        self._steps = (ps, dist, pipeline.wpb)
+        self._steps = (dist, pipeline.wpb)
 
     def sums(self, rows: torch.Tensor) -> torch.Tensor:
         """As `RemoteReads.sums` of a matrix; collective."""
         sources = Sources(rows, self._reads._shared_rows(rows), self._reads._starts)
-        before, total, _ = self._pairs
         # Not by the function in front of it, whose pipelines have local entries, too.
         return torch.ops.dgl_mgpu.spmm_remote.default(
-            *self._nothing, *self._entries, *sources[:3], before, total, *self._steps,
-            sources.alignment,
-        )  # fmt: skip
+            *self._nothing, *self._entries, *self._pairs, *self._steps, *sources
+        )
 
 
 def _nothing_like(entries: Entries) -> Entries:

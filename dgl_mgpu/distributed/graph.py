@@ -40,7 +40,7 @@ from dgl_mgpu.utils.types import CanonicalEtype
 By = str | torch.Tensor | np.ndarray | Mapping[str, torch.Tensor | np.ndarray]
 _Assigned = str | torch.Tensor | dict[str, torch.Tensor]
 
-_ASKED = "partition a graph"
+_ACTION = "partition a graph"
 _BY = f"use one of {', '.join(PARTITIONS)}, or a tensor or array of each node's rank"
 
 
@@ -108,7 +108,7 @@ class PartitionedGraph(DGLGraph):
         ranks = Communicator.of_all_machines()
         ntype = self.ntypes[self.get_ntype_id(ntype)]
         owned = self.ownership[ntype]
-        asked = f"gather rows of node type {ntype!r}"
+        action = f"gather rows of node type {ntype!r}"
 
         def check() -> None:
             if not isinstance(rows, torch.Tensor):
@@ -118,14 +118,14 @@ class PartitionedGraph(DGLGraph):
                 found = f"rows has shape {shape}, but this rank has {self.num_nodes(ntype)} nodes"
             else:
                 return
-            raise InvalidInputError(asked, found, "pass a row for each of this rank's nodes")
+            raise InvalidInputError(action, found, "pass a row for each of this rank's nodes")
 
-        ranks.run_all(asked, check)
+        ranks.run_all(action, check)
         kinds = ranks.all_gather((rows.shape[1:], rows.dtype))
         for rank, (shape, dtype) in enumerate(kinds):
             if (shape, dtype) != kinds[0]:
                 raise InvalidInputError(
-                    asked,
+                    action,
                     f"rank {rank} passed rows of shape {tuple(shape)} and dtype {dtype}, but the "
                     f"first rank rows of shape {tuple(kinds[0][0])} and dtype {kinds[0][1]}",
                     "pass rows of one shape and dtype on every rank",
@@ -178,18 +178,18 @@ class PartitionedGraph(DGLGraph):
         ranks = Communicator.of_all_machines()
         ntype = self.ntypes[self.get_ntype_id(ntype)]
         owned = self.ownership[ntype]
-        asked = f"scatter rows of node type {ntype!r}"
+        action = f"scatter rows of node type {ntype!r}"
 
         def check() -> None:
             fix = f"pass a row for each of the graph's {owned.num_nodes} nodes"
             if rows is None:
                 if not ranks.rank:
-                    raise InvalidInputError(asked, "the first rank passed None", fix)
+                    raise InvalidInputError(action, "the first rank passed None", fix)
             elif rows.dim() == 0 or len(rows) != owned.num_nodes:
-                raise InvalidInputError(asked, f"rows has shape {tuple(rows.shape)}", fix)
+                raise InvalidInputError(action, f"rows has shape {tuple(rows.shape)}", fix)
 
-        ranks.run_all(asked, check)
-        row_shape, dtype = ranks.broadcast_from_rank0(asked, lambda: (rows.shape[1:], rows.dtype))  # type: ignore[union-attr]
+        ranks.run_all(action, check)
+        row_shape, dtype = ranks.broadcast_from_rank0(action, lambda: (rows.shape[1:], rows.dtype))  # type: ignore[union-attr]
         ids = owned.nodes(ranks.rank, self.device if device is None else device)
         return _deal_rows(ranks, rows, ids, row_shape, dtype)
 
@@ -282,15 +282,15 @@ def partition_graph(
         If another rank failed.
     """
     ranks = Communicator.of_all_machines()
-    by = ranks.run_all(_ASKED, partial(_as_tensors, by))
-    request, where = ranks.run_all(_ASKED, partial(_checked, g, by, exchange, seed, device))
+    by = ranks.run_all(_ACTION, partial(_as_tensors, by))
+    request, where = ranks.run_all(_ACTION, partial(_checked, g, by, exchange, seed, device))
     requests = ranks.all_gather(request)
     outlines = [outline for outline, _ in requests]
     outline = outlines[0]
     _check_alike(outlines, [options for _, options in requests])
     assert outline is not None  # as has been checked
     source = _Source(None if None in outlines and ranks.rank else g, ranks, where)
-    owned = ranks.run_all(_ASKED, partial(_deal, source, outline, by, seed))
+    owned = ranks.run_all(_ACTION, partial(_deal, source, outline, by, seed))
     parts, fingerprints = {}, {}
     for etype in outline.num_edges:
         ends = source.ends(etype, outline)
@@ -320,7 +320,9 @@ def _as_tensors(by: By) -> _Assigned:
     """The same, with tensors alone."""
     if isinstance(by, str):
         if by not in PARTITIONS:
-            raise InvalidInputError(_ASKED, f"by={by!r} is not a way to assign nodes to ranks", _BY)
+            raise InvalidInputError(
+                _ACTION, f"by={by!r} is not a way to assign nodes to ranks", _BY
+            )
         return by
     if isinstance(by, Mapping):
         return {ntype: _as_tensor(ranks, f"by of {ntype!r}") for ntype, ranks in by.items()}
@@ -330,12 +332,12 @@ def _as_tensors(by: By) -> _Assigned:
 def _as_tensor(ranks: Any, what: str) -> torch.Tensor:
     if not isinstance(ranks, (torch.Tensor, np.ndarray)):
         raise InvalidInputError(
-            _ASKED, f"{what} is of type {type(ranks).__name__}: {ranks!r:.60}", _BY
+            _ACTION, f"{what} is of type {type(ranks).__name__}: {ranks!r:.60}", _BY
         )
     try:
         return torch.as_tensor(ranks)
     except TypeError as error:  # an array of what no tensor holds
-        raise InvalidInputError(_ASKED, f"{what} is an array of {ranks.dtype}", _BY) from error
+        raise InvalidInputError(_ACTION, f"{what} is an array of {ranks.dtype}", _BY) from error
 
 
 def _window(group: dist.ProcessGroup | None, device: torch.device, exchange: str) -> Window | None:
@@ -347,7 +349,7 @@ def _window(group: dist.ProcessGroup | None, device: torch.device, exchange: str
         return window
     if exchange != AUTO and ExchangeStrategy.named(exchange).pipeline is not None:
         raise InvalidInputError(
-            _ASKED,
+            _ACTION,
             f"exchange={exchange!r} reads other ranks' memory, which these ranks cannot",
             "use a GPU of its own for each rank, all of them linked, or exchange='halo'",
         )
@@ -369,19 +371,21 @@ def _partition_relation(
     return PartitionedRelation(Halo(part, group, window), rounds, again)
 
 
-def _device(g: DGLGraph | None, asked: torch.device | str | None) -> torch.device:
-    if asked is not None:
+def _device(g: DGLGraph | None, requested: torch.device | str | None) -> torch.device:
+    if requested is not None:
         try:
-            device = torch.empty(0, device=asked).device
+            device = torch.empty(0, device=requested).device
         except (RuntimeError, AssertionError, TypeError) as error:
             raise InvalidInputError(
-                _ASKED,
-                f"this rank has no device {asked!r} ({error})",
+                _ACTION,
+                f"this rank has no device {requested!r} ({error})",
                 "pass a device that this rank has",
             ) from error
         if device.type not in ("cpu", "cuda"):
             raise InvalidInputError(
-                _ASKED, f"device={asked!r} is neither a GPU nor the CPU", "pass a GPU, or 'cpu'"
+                _ACTION,
+                f"device={requested!r} is neither a GPU nor the CPU",
+                "pass a GPU, or 'cpu'",
             )
         return device
     if g is not None and g.device.type == "cuda":
@@ -403,12 +407,12 @@ def _checked(
     ):
         block = isinstance(g, DGLGraph) and g.is_block
         found = "g is a block" if block else f"g is of type {type(g).__name__}"
-        raise InvalidInputError(_ASKED, found, "pass a DGLGraph, the whole graph")
+        raise InvalidInputError(_ACTION, found, "pass a DGLGraph, the whole graph")
     if exchange != AUTO:
         ExchangeStrategy.named(exchange)
     if g is not None and not g.canonical_etypes:
-        raise InvalidInputError(_ASKED, "the graph has no edge types", "pass one with relations")
-    seed = check_integer(seed, "seed", 0, _ASKED)
+        raise InvalidInputError(_ACTION, "the graph has no edge types", "pass one with relations")
+    seed = check_integer(seed, "seed", 0, _ACTION)
     options = _fingerprint(by), exchange, seed
     return (None if g is None else _Outline.of(g), options), _device(g, device)
 
@@ -425,11 +429,11 @@ def _fingerprint(by: _Assigned) -> object:
 
 def _check_alike(outlines: list[_Outline | None], options: list[_Options]) -> None:
     if outlines[0] is None:
-        raise InvalidInputError(_ASKED, "the first rank passed None", "pass the graph there")
+        raise InvalidInputError(_ACTION, "the first rank passed None", "pass the graph there")
     for rank, outline in enumerate(outlines):
         if outline is not None and outline != outlines[0]:
             raise InvalidInputError(
-                _ASKED,
+                _ACTION,
                 f"rank {rank} passed another graph than rank 0: {outline.num_nodes} nodes and"
                 f" {outline.num_edges} edges, against {outlines[0].num_nodes} and"
                 f" {outlines[0].num_edges}, or other features",
@@ -437,7 +441,7 @@ def _check_alike(outlines: list[_Outline | None], options: list[_Options]) -> No
             )
         if options[rank] != options[0]:
             raise InvalidInputError(
-                _ASKED,
+                _ACTION,
                 f"rank {rank} passed other values of by, exchange or seed than rank 0",
                 "pass the same on every rank",
             )
@@ -448,7 +452,7 @@ def _check_edges(fingerprints: list[dict[CanonicalEtype, int]]) -> None:
         for etype, mark in of_rank.items():
             if mark != fingerprints[0][etype]:
                 raise InvalidInputError(
-                    _ASKED,
+                    _ACTION,
                     f"rank {rank} has other edges of type {etype} than rank 0, or in another order",
                     "pass the same graph on every rank, or None on all but the first",
                 )
@@ -513,9 +517,9 @@ def _deal_rows(
     if ranks.rank == 0:
         assert features is not None
         for rank, (_, size) in enumerate(everyone[1:], 1):
-            asked = torch.empty(size, dtype=torch.int64, device=ids.device)
-            dist.recv(asked, src=rank)
-            dist.send(sendable(_rows_of(features, asked)), dst=rank)
+            requested = torch.empty(size, dtype=torch.int64, device=ids.device)
+            dist.recv(requested, src=rank)
+            dist.send(sendable(_rows_of(features, requested)), dst=rank)
         return _rows_of(features, ids)
     dist.send(ids, dst=0)
     rows = torch.empty(len(ids), *row_shape, dtype=dtype, device=ids.device)
@@ -532,13 +536,13 @@ def _deal(source: _Source, outline: _Outline, by: _Assigned, seed: int) -> dict[
     """Which rank gets which nodes."""
     num_ranks, num_nodes = source.ranks.size, outline.num_nodes
     if by == "metis" and num_ranks > 1:  # METIS itself ends the process for one part
-        by = source.ranks.broadcast_from_rank0(_ASKED, lambda: _metis(source.g, num_ranks))
+        by = source.ranks.broadcast_from_rank0(_ACTION, lambda: _metis(source.g, num_ranks))
         return {ntype: assigned(by[ntype], num_ranks) for ntype in num_nodes}
     if not isinstance(by, str):
         given = by if isinstance(by, dict) else dict.fromkeys(num_nodes, by)
         if set(given) != set(num_nodes):
             raise InvalidInputError(
-                _ASKED,
+                _ACTION,
                 f"by has ranks for nodes of the types {list(given)}",
                 f"pass ranks for nodes of the types {list(num_nodes)}",
             )

@@ -23,10 +23,10 @@ from dgl_mgpu.ops.check import check_integer
 #: Bytes of columns that are brought to a device together: two such slabs are there at a time.
 _SLAB_BYTES = 256 << 20
 #: Fewer columns are not brought: sums of narrower rows read as much memory.
-_FEWEST_COLUMNS = 16
+_MIN_COLUMNS = 16
 #: Slabs are so many columns wide, or a multiple, that kernels read them in large pieces.
 _ALIGNED_COLUMNS = 8
-_ASKED = "keep rows in the host's memory"
+_ACTION = "keep rows in the host's memory"
 
 #: Makes other rows of a slab's, given its columns; it may change the slab itself.
 Change = Callable[[torch.Tensor, slice], torch.Tensor]
@@ -66,7 +66,7 @@ class HostRows:
 
     def __init__(self, rows: torch.Tensor, device: torch.device | str, slab_width: int) -> None:
         _check(rows)
-        check_integer(slab_width, "slab_width", 1, _ASKED)
+        check_integer(slab_width, "slab_width", 1, _ACTION)
         bounds = [*range(0, rows.shape[1], slab_width), rows.shape[1]]
         self.device = torch.device(device)
         if self.device.type == "cuda" and self.device.index is None:
@@ -232,23 +232,23 @@ class _Memory:
 
 def _slab_width(column_bytes: int, width: int) -> int:
     """Columns of a slab, such that all but the last have as many."""
-    most = max(_FEWEST_COLUMNS, _SLAB_BYTES // max(column_bytes, 1))
+    most = max(_MIN_COLUMNS, _SLAB_BYTES // max(column_bytes, 1))
     of_each = -(-width // -(-width // most))
     return -(-of_each // _ALIGNED_COLUMNS) * _ALIGNED_COLUMNS
 
 
 def _check(rows: torch.Tensor) -> None:
     if rows.device.type != "cpu":
-        raise InvalidInputError(_ASKED, f"the rows are on '{rows.device}'", "pass rows.cpu()")
+        raise InvalidInputError(_ACTION, f"the rows are on '{rows.device}'", "pass rows.cpu()")
     if rows.dim() != 2 or not rows.shape[1] or not rows.is_floating_point():
         raise InvalidInputError(
-            _ASKED,
+            _ACTION,
             f"the rows have dtype {rows.dtype} and shape {tuple(rows.shape)}",
             "pass floating-point numbers, a row for each node, with 1 column or more",
         )
     if rows.requires_grad:
         raise InvalidInputError(
-            _ASKED,
+            _ACTION,
             "the rows require a gradient, and rows in the host's memory get none",
             "pass rows.detach(), or keep them on the graph's device",
         )
@@ -256,7 +256,7 @@ def _check(rows: torch.Tensor) -> None:
 
 #: Share of a GPU's free memory that features may take.  Sums of them, where they are kept, take as
 #: much; the rest is for what a model makes of them.
-_MOST = 0.25
+_MAX_SHARE_OF_FREE = 0.25
 
 log = logging.getLogger(__name__)
 
@@ -271,7 +271,7 @@ def are_for_host(place: str, nbytes: int, device: torch.device) -> bool:
         return place == "host"
     ranks = Communicator.of_all_machines()
     everyone = ranks.all_gather((nbytes, free_bytes(device)))
-    on_host = any(needed > _MOST * free for needed, free in everyone)
+    on_host = any(needed > _MAX_SHARE_OF_FREE * free for needed, free in everyone)
     if on_host and ranks.rank == 0:
         needed, free = max(everyone, key=lambda needs: needs[0] / max(needs[1], 1))
         # Ranks that were launched show warnings alone.

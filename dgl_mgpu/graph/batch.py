@@ -58,7 +58,7 @@ def disjoint_union(metagraph: GraphIndex, indexes: Sequence[TensorIndex]) -> Ten
     return TensorIndex(schema, totals, relations)
 
 
-def _check_alike(asked: str, indexes: Sequence[HeteroGraphIndex]) -> None:
+def _check_alike(action: str, indexes: Sequence[HeteroGraphIndex]) -> None:
     kinds_of_ids = {
         (index.idtype, index.device)
         if isinstance(index, TensorIndex)
@@ -67,7 +67,7 @@ def _check_alike(asked: str, indexes: Sequence[HeteroGraphIndex]) -> None:
     }
     if len(kinds_of_ids) > 1:
         raise InvalidCallError(
-            asked,
+            action,
             "they have ids of "
             + " and ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds_of_ids)),
             "convert all to the same dtype and device, with g.int() or g.long() and g.to()",
@@ -75,7 +75,7 @@ def _check_alike(asked: str, indexes: Sequence[HeteroGraphIndex]) -> None:
     kinds = {(index.number_of_ntypes(), index.number_of_etypes()) for index in indexes}
     if len(kinds) > 1:
         raise InvalidCallError(
-            asked,
+            action,
             f"their numbers of node types and edge types are {sorted(kinds)}",
             "pass graphs with the same node and edge types",
         )

@@ -23,16 +23,16 @@ class NDArrayPartition:
     def __init__(
         self, array_size: int, num_parts: int, mode: str = "remainder", part_ranges: Any = None
     ) -> None:
-        asked = f"cut {array_size} rows into {num_parts} parts by {mode!r}"
+        action = f"cut {array_size} rows into {num_parts} parts by {mode!r}"
         if num_parts < 1 or mode not in ("remainder", "range"):
             raise InvalidInputError(
-                asked,
+                action,
                 "there is no such partition",
                 "pass 1 part or more, and 'remainder' or 'range'",
             )
         if (part_ranges is None) != (mode == "remainder"):
             raise InvalidInputError(
-                asked,
+                action,
                 "part_ranges is None" if part_ranges is None else "part_ranges is given",
                 "pass part_ranges for 'range', and only then",
             )
@@ -48,7 +48,7 @@ class NDArrayPartition:
         ascending = self._starts == sorted(self._starts)
         if len(self._starts) != num_parts + 1 or ends != [0, array_size] or not ascending:
             raise InvalidInputError(
-                asked,
+                action,
                 f"part_ranges is {self._starts}",
                 f"pass {num_parts + 1} ascending numbers from 0 to {array_size}",
             )

@@ -149,14 +149,14 @@ def choice(
     """
     where = weights.device
     dtype = torch.int32 if bits == 32 else torch.int64
-    asked = f"draw {count} of {population} numbers"
+    action = f"draw {count} of {population} numbers"
     if count > (population if not replace else count * min(1, population)):
         raise InvalidInputError(
-            asked, "that is more than there are", "draw fewer, or with replacement"
+            action, "that is more than there are", "draw fewer, or with replacement"
         )
     if not is_null(weights) and len(weights) != population:
         raise InvalidInputError(
-            asked, f"there are {len(weights)} weights", "pass a weight for each"
+            action, f"there are {len(weights)} weights", "pass a weight for each"
         )
     random = generator(where)
     if is_null(weights) and replace:
@@ -175,6 +175,6 @@ def choice(
     times, drawn = waits.topk(count, largest=False)
     if count and not times[-1].isfinite():
         raise InvalidInputError(
-            asked, "fewer of them have a weight above 0", "draw fewer, or with replacement"
+            action, "fewer of them have a weight above 0", "draw fewer, or with replacement"
         )
     return drawn.to(dtype)

@@ -17,7 +17,7 @@ FORMATS = ("coo", "csr", "csc")
 #: Edges up to which CSR and CSC are made of each other by one operator.  A sort takes the host
 #: longer, until there are so many that it waits for the GPU anyway.  They lie in no cache then, and
 #: a sort writes them in runs.
-_MOST_TRANSPOSED = 1 << 22
+_MAX_TRANSPOSED = 1 << 22
 
 
 class Coo(NamedTuple):
@@ -223,7 +223,7 @@ class Relation:
         """CSR or CSC, made anew."""
         count = self.num_src if name == "csr" else self.num_dst
         other: Compressed | None = self.held("csc" if name == "csr" else "csr")  # type: ignore[assignment]
-        if other is not None and other.indices.numel() <= _MOST_TRANSPOSED:
+        if other is not None and other.indices.numel() <= _MAX_TRANSPOSED:
             return Compressed(*transpose(*other, count))
         row, col = self.coo() if "coo" in self.formats else self._expanded()
         major, minor = (row, col) if name == "csr" else (col, row)

@@ -6,7 +6,6 @@ The CPU samples one hop after another with the operators for one hop.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -14,27 +13,25 @@ from torch import Tensor
 
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.ops.check import check_integer, narrow_indptr
+from dgl_mgpu.ops.edges import HopsOptions
 from dgl_mgpu.ops.etype_blocks import SampledHops, TypedEdges, to_idtype, typed_hops_async
-from dgl_mgpu.ops.library import Operator, direct
+from dgl_mgpu.ops.library import Operator
 from dgl_mgpu.ops.philox import SampleKey
-from dgl_mgpu.ops.sample_future import SampleFuture
+from dgl_mgpu.ops.sample_future import SampleFuture, start
 from dgl_mgpu.ops.sample_weighted import EdgeTimes
 from dgl_mgpu.ops.view import GraphView, RowView, TieredGraph
 
 ACTION = "sample blocks"
 
+#: What the operator returns: nodes, and of each hop ``indptr``, sources and edge ids.
+Hops = tuple[Tensor, list[Tensor], list[Tensor], list[Tensor]]
+
 
 @Operator
 def sample_hops_op(
-    seeds: Tensor,
-    graph: TieredGraph,
-    fanouts: Sequence[int],
-    replace: bool,
-    keys: Sequence[int],
-    sms: int = 0,
-    ordered_from: int = 0,
-) -> tuple[Tensor, list[Tensor], list[Tensor], list[Tensor]]:
-    context, idtype = torch.library.get_ctx(), graph.idtype
+    seeds: Tensor, graph: TieredGraph, options: HopsOptions, ordered_from: int = 0
+) -> Hops:
+    context, idtype, fanouts = torch.library.get_ctx(), graph.idtype, options.fanouts
     # Sizes have to be those of tensors: an ``indptr`` has one, the number of its nodes is none.
     starts: list[Any] = [seeds.shape[0] + 1, *(context.new_dynamic_size() for _ in fanouts[1:])]
     num_edges: list[Any] = [context.new_dynamic_size() for _ in fanouts]
@@ -173,14 +170,8 @@ def sample_blocks_async(
     others = (
         view.num_rows, view.num_cols, view.idtype, hops, replace, keys, sms, view.ordered_from
     )  # fmt: skip
-    start = direct("sample_hops_async", tensors, even_profiled=True)
-    if start is None:
-        hops_future = SampleFuture(
-            partial(torch.ops.dgl_mgpu.sample_hops.default, *tensors, *others)
-        )
-    else:
-        hops_future = start(*tensors, *others)
-    return hops_future.then(lambda sampled: _blocks(*sampled))
+    future = start("sample_hops", tensors, (*tensors, *others))
+    return future.then(lambda sampled: _blocks(*sampled))
 
 
 def _blocks(
@@ -228,23 +219,13 @@ def _weighted_async(
 
 
 @sample_hops_op.cpu
-def hop_by_hop(
-    seeds: Tensor,
-    graph: TieredGraph,
-    fanouts: Sequence[int],
-    replace: bool,
-    keys: Sequence[int],
-    sms: int,
-    ordered_from: int,
-) -> tuple[Tensor, list[Tensor], list[Tensor], list[Tensor]]:
+def hop_by_hop(seeds: Tensor, graph: TieredGraph, options: HopsOptions, ordered_from: int) -> Hops:
     """``sample_hops`` on the device of ``seeds``, whatever it is."""
     nodes = seeds
     indptrs, sources, eids = [], [], []
     rows, idtype = graph[:4], graph.idtype
-    for fanout, key in zip(fanouts, keys, strict=True):
-        sampled = torch.ops.dgl_mgpu.sample_neighbors.default(
-            nodes, *rows, idtype, fanout, replace, key, sms
-        )
+    for hop in options.by_hop():
+        sampled = torch.ops.dgl_mgpu.sample_neighbors.default(nodes, *rows, idtype, *hop)
         nodes, local = torch.ops.dgl_mgpu.append_unique.default(nodes, sampled[1])
         indptrs.append(narrow_indptr(sampled[0], len(local), idtype, ACTION))
         sources.append(local)

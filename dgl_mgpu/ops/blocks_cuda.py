@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 
 from dgl_mgpu.ops import device as gpu
-from dgl_mgpu.ops.blocks import hop_by_hop, sample_hops_op
+from dgl_mgpu.ops.blocks import Hops, hop_by_hop, sample_hops_op
 from dgl_mgpu.ops.check import raise_at_bad_id
 from dgl_mgpu.ops.device import Kernel, c_type, position_pointer, position_type
-from dgl_mgpu.ops.padded_blocks import MOST_HOPS, PaddedHops, rooms, sample_hops_padded_op
+from dgl_mgpu.ops.edges import HopsOptions
+from dgl_mgpu.ops.padded_blocks import MAX_HOPS, PaddedHops, max_sizes, sample_hops_padded_op
 from dgl_mgpu.ops.sample_cuda import NO_ORDER, range_buffers, seed_order
 from dgl_mgpu.ops.sample_future import SampleFuture
 from dgl_mgpu.ops.unique import hash_table, table_size
@@ -28,11 +29,9 @@ from dgl_mgpu.ops.workspace import Report, Workspace, cut_to_size, workspace
 
 _THREADS = 256
 #: Edges of all hops up to which room for the largest possible sample is made in advance.
-_MOST_EDGES = 1 << 28
+_MAX_EDGES = 1 << 28
 #: Places in the kernel's struct ``Hops`` of what differs from batch to batch.
 _SEEDS, _NODES, _INDPTR, _SOURCES, _EIDS, _REPORT, _KEYS = 0, 9, 10, 11, 12, 22, 30
-
-_Hops = tuple[Tensor, list[Tensor], list[Tensor], list[Tensor]]
 
 
 def _launch(
@@ -65,55 +64,37 @@ def _scratch(
 
 def _arguments(
     seeds: tuple[Tensor | None, int],
-    graph: tuple[Tensor, Tensor, Tensor, int, int],
-    replace: bool,
+    graph: TieredGraph,
+    options: HopsOptions,
     outputs: Sequence[Tensor | None],
     scratch: Sequence[Tensor],
     table: tuple[Tensor, int],
     report: Tensor | None,
-    fanouts: Sequence[int],
-    keys: Sequence[int],
     fault: Tensor | None,
     order: Sequence[Tensor | int] = NO_ORDER,
 ) -> np.ndarray:
-    """The kernel's struct ``Hops``; ``order`` is its ``SeedOrder``."""
-    tiers, pointers, position, num_rows, num_cols = graph
-    padding = [0] * (MOST_HOPS - len(fanouts))
+    """The kernel's struct ``Hops``.
+
+    ``outputs`` are nodes, indptr, sources and edge ids; the last of ``scratch`` is the control
+    block of the grid; ``order`` is the struct's ``SeedOrder``.
+    """
+    tiers, pointers, position, num_rows, num_cols, _ = graph
+    fanouts, replace, keys, _ = options
+    padding = [0] * (MAX_HOPS - len(fanouts))
     return gpu.struct(
-        *seeds,
-        tiers,
-        len(tiers),
-        pointers,
-        position_pointer(position),
-        num_rows,
-        seeds[1] + num_cols,
-        int(replace),
-        *outputs,  # nodes, indptr, sources, edge ids
-        *scratch,  # and the control block of the grid
-        *table,
-        report,
-        len(fanouts),
-        *fanouts,
-        *padding,
-        *keys,
-        *padding,
-        fault,
-        *order,
-    )
+        *seeds, tiers, len(tiers), pointers, position_pointer(position), num_rows,
+        seeds[1] + num_cols, int(replace), *outputs, *scratch, *table, report, len(fanouts),
+        *fanouts, *padding, *keys, *padding, fault, *order,
+    )  # fmt: skip
 
 
 @sample_hops_op.start
 def sample_hops_async(
-    seeds: Tensor,
-    graph: TieredGraph,
-    fanouts: Sequence[int],
-    replace: bool,
-    keys: Sequence[int],
-    sms: int,
-    ordered_from: int,
-) -> SampleFuture[_Hops]:
+    seeds: Tensor, graph: TieredGraph, options: HopsOptions, ordered_from: int
+) -> SampleFuture[Hops]:
     """Launch ``sample_hops`` without waiting for it."""
     tiers, pointers, position, num_rows, num_cols, idtype = graph
+    fanouts, replace, keys, sms = options
     device, count = seeds.device, seeds.numel()
     gpu.raise_faults(device, wait=False)
     call = (
@@ -124,9 +105,9 @@ def sample_hops_async(
     with space.lock:
         prepared: _Prepared | None = space.prepared(call)
         if prepared is None or not prepared.is_for(tiers, pointers, position):
-            prepared = _Prepared(device, count, *graph, fanouts, replace, sms, ordered_from)
+            prepared = _Prepared(device, count, graph, options, ordered_from)
             space.keep(call, prepared)
-        one_by_one = partial(hop_by_hop, seeds, *graph, fanouts, replace, keys, sms)
+        one_by_one = partial(hop_by_hop, seeds, *graph, *options)
         if prepared.fits:
             try:
                 batch = _BatchInFlight(prepared, space, seeds, keys, one_by_one)
@@ -137,7 +118,7 @@ def sample_hops_async(
 
 
 @sample_hops_op.cuda
-def _sample_hops(*arguments: Any) -> _Hops:
+def _sample_hops(*arguments: Any) -> Hops:
     nodes, *parts = sample_hops_async(*arguments).result()
     # What an operator returns must not share memory.
     indptrs, sources, eids = ([tensor.clone() for tensor in of_hops] for of_hops in parts)
@@ -157,24 +138,19 @@ class _Prepared:
         self,
         device: torch.device,
         count: int,
-        tiers: Tensor,
-        pointers: Tensor,
-        position: Tensor,
-        num_rows: int,
-        num_cols: int,
-        idtype: torch.dtype,
-        fanouts: Sequence[int],
-        replace: bool,
-        sms: int,
+        graph: TieredGraph,
+        options: HopsOptions,
         ordered_from: int,
     ) -> None:
+        fanouts, num_cols = options.fanouts, graph.num_cols
         # Not held: a store that is given up takes them along. What has their addresses later is
         # told apart by is_for.
-        self._tensors = [weakref.ref(tensor) for tensor in (tiers, pointers, position)]
-        self._sizes = (num_rows, num_cols)
-        self._count, self._fanouts, self._replace, self._sms = count, fanouts, replace, sms
-        self.hops, self.num_rows, self.idtype, self._device = len(fanouts), num_rows, idtype, device
-        self._seeds, self._edges = rooms(count, fanouts, num_cols)
+        self._tensors = [weakref.ref(tensor) for tensor in graph[:3]]
+        self._sizes = (graph.num_rows, num_cols, graph.idtype)
+        # The keys are another batch's; launch replaces them.
+        self._device, self._count, self._options = device, count, options
+        self.hops, self.num_rows, self.idtype = len(fanouts), graph.num_rows, graph.idtype
+        self._seeds, self._edges = max_sizes(count, fanouts, num_cols)
         self._all_edges = sum(self._edges)
         # 0 where every hop has fewer nodes.
         self._ordered_from = ordered_from if ordered_from <= max(self._seeds[:-1], default=0) else 0
@@ -184,7 +160,7 @@ class _Prepared:
         self._all_rooms = sum(self._rooms)
         self.room = self._seeds[-1]
         self.fits = (
-            0 < self.hops <= MOST_HOPS and min(fanouts) >= 0 and self._all_edges <= _MOST_EDGES
+            0 < self.hops <= MAX_HOPS and min(fanouts) >= 0 and self._all_edges <= _MAX_EDGES
         )
         # Of the workspace whose buffers are in the arguments; none at first.
         self._generation = -1
@@ -198,7 +174,7 @@ class _Prepared:
         tiers, pointers, position = (kept() for kept in self._tensors)
         assert tiers is not None and pointers is not None and position is not None  # the caller's
         launch = _launch(
-            self.idtype, position, self._all_edges, self._device, self._sms,
+            self.idtype, position, self._all_edges, self._device, self._options.sms,
             ordered=self._ordered_from > 0,
         )  # fmt: skip
         self._kernel, self._blocks = launch
@@ -209,14 +185,12 @@ class _Prepared:
             order = seed_order(space.buffer, most, self._sizes[0], self._ordered_from)
         self._arguments = _arguments(
             (None, self._count),
-            (tiers, pointers, position, *self._sizes),
-            self._replace,
+            TieredGraph(tiers, pointers, position, *self._sizes),
+            self._options,
             (None,) * 4,
             (*scratch, space.control(self._blocks)),
             hash_table(space, self.room, self.idtype),
             None,
-            self._fanouts,
-            (0,) * self.hops,
             None,
             order,
         )
@@ -270,7 +244,7 @@ class _BatchInFlight:
         space: Workspace,
         seeds: Tensor,
         keys: Sequence[int],
-        one_by_one: Callable[[], _Hops],
+        one_by_one: Callable[[], Hops],
     ) -> None:
         self._prepared, self.space, self.seeds, self.keys = prepared, space, seeds, keys
         # Also holds on to what the kernel reads.
@@ -285,7 +259,7 @@ class _BatchInFlight:
     def __del__(self) -> None:
         self.space.reports.append(self.report)
 
-    def finish(self) -> _Hops:
+    def finish(self) -> Hops:
         """Wait for it, on the stream where it began; once.  Raises IdOutOfRangeError."""
         prepared, space = self._prepared, self.space
         while True:
@@ -315,47 +289,38 @@ class _BatchInFlight:
 
 
 @sample_hops_padded_op.cuda
-def _sample_hops_padded(
-    seeds: Tensor,
-    graph: TieredGraph,
-    fanouts: Sequence[int],
-    replace: bool,
-    keys: Sequence[int],
-    sms: int,
-) -> PaddedHops:
-    tiers, pointers, position, num_rows, num_cols, idtype = graph
+def _sample_hops_padded(seeds: Tensor, graph: TieredGraph, options: HopsOptions) -> PaddedHops:
+    idtype, fanouts = graph.idtype, options.fanouts
     device, count = seeds.device, seeds.numel()
     gpu.raise_faults(device, wait=False)
-    most_nodes, most_edges = rooms(count, fanouts, num_cols)
-    edges = sum(most_edges)
-    kernel, blocks = _launch(idtype, position, edges, device, sms, padded=True)
+    max_nodes, max_edges = max_sizes(count, fanouts, graph.num_cols)
+    edges = sum(max_edges)
+    kernel, blocks = _launch(idtype, graph.position, edges, device, options.sms, padded=True)
 
     def new(name: str, count: int, dtype: torch.dtype) -> Tensor:
         return torch.empty(count, dtype=dtype, device=device)
 
-    nodes = torch.zeros(most_nodes[-1], dtype=idtype, device=device)
-    indptr = new("indptr", sum(most_nodes[:-1]) + len(fanouts), idtype)
+    nodes = torch.zeros(max_nodes[-1], dtype=idtype, device=device)
+    indptr = new("indptr", sum(max_nodes[:-1]) + len(fanouts), idtype)
     sources = torch.zeros(edges, dtype=idtype, device=device)
     eids = torch.zeros_like(sources)
     counts = new("counts", 2 + 2 * len(fanouts), torch.int64)
-    words, mask = table_size(most_nodes[-1], idtype)
+    words, mask = table_size(max_nodes[-1], idtype)
     # Not a Workspace's: a CUDA graph of this may be replayed on another stream. The struct has
     # addresses alone, so the names keep what they name until the launch.
     scratch = (
-        *_scratch(new, most_nodes[-2], max(most_edges)),
+        *_scratch(new, max_nodes[-2], max(max_edges)),
         torch.full((4 + 2 * blocks,), -1, dtype=torch.int64, device=device),
     )
     table = new("table", words, torch.int64)
     arguments = _arguments(
         (seeds, count),
-        (tiers, pointers, position, num_rows, num_cols),
-        replace,
+        graph,
+        options,
         (nodes, indptr, sources, eids),
         scratch,
         (table, mask),
         counts,
-        fanouts,
-        keys,
         gpu.fault_record(device),
     )
     kernel(blocks, _THREADS, arguments, device=device)

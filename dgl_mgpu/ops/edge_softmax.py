@@ -13,11 +13,10 @@ from torch import Tensor
 
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.ops import device as gpu
-from dgl_mgpu.ops.check import ID_DTYPES
+from dgl_mgpu.ops.check import DTYPES, ID_DTYPES, check_tensor
 from dgl_mgpu.ops.device import Kernel, c_type
 from dgl_mgpu.ops.library import Operator, call
-
-DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+from dgl_mgpu.ops.spmm_layout import ELEMENTS
 
 
 @Operator
@@ -89,12 +88,7 @@ def edge_softmax_backward(indptr: Tensor, eids: Tensor | None, out: Tensor, grad
     """
     action = "take the gradient of a softmax of the edges of nodes"
     indptr, eids = _checked_rows(indptr, eids, out, action)
-    if grad.shape != out.shape or grad.dtype != out.dtype or grad.device != out.device:
-        raise InvalidInputError(
-            action,
-            f"grad has shape {tuple(grad.shape)} and dtype {grad.dtype} on {grad.device}",
-            f"pass grad of shape {tuple(out.shape)} and dtype {out.dtype} on {out.device}",
-        )
+    check_tensor(grad, "grad", action, out.dtype, out.shape, out.device)
     tensors = (indptr, eids, out.contiguous(), grad.contiguous())
     return call("edge_softmax_backward", tensors)
 
@@ -122,12 +116,7 @@ def _checked_rows(
         )
     if eids is None:
         return indptr.contiguous(), None
-    if (eids.dtype, eids.device) != (indptr.dtype, indptr.device) or eids.shape != scores.shape[:1]:
-        raise InvalidInputError(
-            action,
-            f"eids has shape {tuple(eids.shape)} and dtype {eids.dtype} on {eids.device}",
-            f"pass eids of shape ({len(scores)},) and dtype {indptr.dtype} on {indptr.device}",
-        )
+    check_tensor(eids, "eids", action, indptr.dtype, scores.shape[:1], indptr.device)
     return indptr.contiguous(), eids.contiguous()
 
 
@@ -190,20 +179,14 @@ def _edge_softmax_backward_cpu(
 _THREADS, _FINISH_THREADS = 256, 128
 _WARPS = _THREADS // 32
 #: Entries of a thread, and columns that a block takes at most.
-_RUN, _MOST_COLUMNS = 17, 8
-_ELEMENTS = {
-    torch.float64: "double",
-    torch.float32: "float",
-    torch.float16: "dgl_mgpu::Float16",
-    torch.bfloat16: "dgl_mgpu::BFloat16",
-}
+_RUN, _MAX_COLUMNS = 17, 8
 
 
 @functools.cache
 def _kernels(
     ids: torch.dtype, scores: torch.dtype, columns: int, gradient: bool
 ) -> tuple[Kernel, Kernel, Kernel]:
-    types = f"{c_type(ids)}, {_ELEMENTS[scores]}, {columns}"
+    types = f"{c_type(ids)}, {ELEMENTS[scores]}, {columns}"
     both = f"{types}, {'true' if gradient else 'false'}"
     reduce, merge, finish = (
         Kernel("edge_softmax.cu", f"dgl_mgpu::{name}")
@@ -232,7 +215,7 @@ def _launch(
         return out
     device, num_rows, num_entries = scores.device, indptr.numel() - 1, scores.shape[0]
     columns = scores.numel() // num_entries
-    together = min(_MOST_COLUMNS, 1 << (columns - 1).bit_length())
+    together = min(_MAX_COLUMNS, 1 << (columns - 1).bit_length())
     groups = -(-columns // together)
     share = _THREADS // together * _RUN
     shares = -(-(num_rows + num_entries) // share)

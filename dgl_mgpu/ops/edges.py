@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import numpy as np
+import torch
 from torch import Tensor
 
 from dgl_mgpu.ops import parallel
@@ -26,6 +30,39 @@ SEGMENT, FIRST_EDGE, DEGREE, SHIFT = range(4)
 
 #: Seeds looked up ahead, at each of the two steps of the look-up.
 _AHEAD = 16
+
+
+class HopOptions(NamedTuple):
+    """How operators sample a hop."""
+
+    fanout: int
+    replace: bool
+    key: int
+    sms: int = 0  # most multiprocessors of a GPU to use; 0 for all
+
+
+class HopsOptions(NamedTuple):
+    """How operators sample the hops of a mini-batch."""
+
+    fanouts: Sequence[int]
+    replace: bool
+    keys: Sequence[int]
+    sms: int = 0
+
+    def by_hop(self) -> list[HopOptions]:
+        """The options of each hop."""
+        draws = zip(self.fanouts, self.keys, strict=True)
+        return [HopOptions(fanout, self.replace, key, self.sms) for fanout, key in draws]
+
+
+def new_sample(seeds: Tensor, idtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """What an operator returns that samples a hop, of a size that is not known."""
+    total = torch.library.get_ctx().new_dynamic_size()
+    return (
+        seeds.new_empty(seeds.shape[0] + 1, dtype=torch.int64),
+        seeds.new_empty(total, dtype=idtype),
+        seeds.new_empty(total, dtype=idtype),
+    )
 
 
 @inline

@@ -1,4 +1,4 @@
-"""All hops of a mini-batch over edge types, by weight or by time: the
+"""All hops of a mini-batch over edge types, by weight or by time.
 
 With times, a node is sampled at the time of the seed that it was reached from, however many hops
 away, and is one source node for each time that it is reached at.  So no seed learns of an edge
@@ -10,20 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace as with_fields
-from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from dgl_mgpu.errors import InvalidInputError
-from dgl_mgpu.ops.check import check_ids, check_integer
+from dgl_mgpu.ops.check import check_ids, check_integer, check_types, fanout_of
 from dgl_mgpu.ops.etype_hops import Hops
-from dgl_mgpu.ops.library import direct
 from dgl_mgpu.ops.philox import SampleKey
-from dgl_mgpu.ops.sample_future import SampleFuture
+from dgl_mgpu.ops.sample_future import SampleFuture, start
 from dgl_mgpu.ops.sample_weighted import EdgeTimes, weighting
-from dgl_mgpu.ops.view import GraphView, RowView
+from dgl_mgpu.ops.view import GraphView, RowView, tiered_rows
 
 _ACTION = "sample blocks"
 _INT32_MAX = torch.iinfo(torch.int32).max
@@ -97,11 +95,7 @@ def typed_hops_async(
         moments,
         table,
         [end for edges in types for end in (edges.source, edges.target)],
-        [
-            tensor
-            for edges in types
-            for tensor in (edges.view.tiers, edges.view.pointers, edges.view.position)
-        ],
+        [tensor for edges in types for tensor in tiered_rows(edges.view)[:3]],
         [edges.view.num_rows for edges in types],
         [edges.view.num_cols for edges in types],
         types[0].view.idtype,
@@ -113,27 +107,19 @@ def typed_hops_async(
         sms,
         [edges.view.ordered_from for edges in types],
     )
-    start = direct("sample_etype_hops_async", tuple(seeds), even_profiled=True)
-    if start is None:
-        future = SampleFuture(partial(torch.ops.dgl_mgpu.sample_etype_hops.default, *arguments))
-    else:
-        future = start(*arguments)
 
     def sampled(hops: Hops) -> SampledHops:
         nodes, indptrs, sources, eids, sizes = hops
         node_times = None
         if table is not None:
             counts: dict[int, int] = {}
-            for edges in types:
-                counts[edges.source], counts[edges.target] = (
-                    edges.view.num_cols,
-                    edges.view.num_rows,
-                )
+            for source, target, view, *_ in types:
+                counts[source], counts[target] = view.num_cols, view.num_rows
             node_times = [table[ids // counts[number]] for number, ids in enumerate(nodes)]
             nodes = [(ids % counts[number]).to(seeds[0].dtype) for number, ids in enumerate(nodes)]
         return SampledHops(nodes, node_times, indptrs, sources, eids, sizes.tolist())
 
-    return future.then(sampled)
+    return start("sample_etype_hops", tuple(seeds), arguments).then(sampled)
 
 
 def _operands(view: Sequence[Tensor], dtype: torch.dtype | None) -> Sequence[Tensor | None]:
@@ -287,20 +273,10 @@ def sample_etype_blocks_async(
     """
     first = _check_types(views)
     ntypes = list(dict.fromkeys(ntype for etype in views for ntype in (etype[0], etype[2])))
-    for name, types, known in (
-        ("seeds", seeds, ntypes),
-        ("weights", weights or {}, views),
-        ("times", times or {}, views),
-        ("until", until or {}, ntypes),
-    ):
-        if unknown := [label for label in types if label not in known]:
-            raise InvalidInputError(
-                _ACTION,
-                f"{name} names the unknown type {unknown[0]!r}",
-                f"use one of {list(known)}",
-            )
+    check_types(ntypes, _ACTION, seeds=seeds, until=until)
+    check_types(views, _ACTION, weights=weights, times=times)
     sms = check_integer(sms, "sms", 0, _ACTION)
-    hops = [_fanouts_of(fanout, views) for fanout in reversed(fanouts)]
+    hops = [[fanout_of(of_hop, etype, _ACTION) for etype in views] for of_hop in reversed(fanouts)]
     empty = torch.empty(0, dtype=first.idtype, device=first.tiers.device)
     counts = _num_nodes(views)
     given = [
@@ -398,22 +374,6 @@ def _check_types(views: Mapping[tuple[str, str, str], GraphView]) -> GraphView:
                     "pass the edge types of one graph",
                 )
     return first
-
-
-def _fanouts_of(
-    fanout: int | Mapping[tuple[str, str, str], int], views: Mapping[tuple[str, str, str], Any]
-) -> list[int]:
-    fanouts = []
-    for etype in views:
-        of_type = fanout.get(etype) if isinstance(fanout, Mapping) else fanout
-        if of_type is None:
-            raise InvalidInputError(
-                _ACTION,
-                f"there is no fanout for edge type {etype!r}",
-                "give each edge type a fanout; 0 leaves it out",
-            )
-        fanouts.append(check_integer(of_type, "fanout", -1, _ACTION))
-    return fanouts
 
 
 def _check_until(

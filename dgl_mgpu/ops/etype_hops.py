@@ -18,6 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from dgl_mgpu.ops.edges import HopOptions, HopsOptions
 from dgl_mgpu.ops.library import Operator, Sizes
 from dgl_mgpu.ops.sample_weighted import Weighting
 from dgl_mgpu.ops.view import TieredRows
@@ -45,20 +46,24 @@ class EdgeTypeArguments(NamedTuple):
     times: Sequence[Tensor | None]
 
 
+class TypedSeeds(NamedTuple):
+    """Seeds by node type; see the comment above."""
+
+    seeds: Sequence[Tensor]
+    moments: Sequence[Tensor]
+    until: Tensor | None
+
+
 @Operator
 def sample_etype_hops_op(
-    seeds: Sequence[Tensor],
-    moments: Sequence[Tensor],
-    until: Tensor | None,
+    of_types: TypedSeeds,
     etypes: EdgeTypeArguments,
-    fanouts: Sequence[int],
-    replace: bool,
-    keys: Sequence[int],
-    sms: int = 0,
+    options: HopsOptions,
     ordered_from: Sequence[int] = (),
 ) -> Hops:
     context = torch.library.get_ctx()
-    num_types, idtype = len(etypes.num_rows), etypes.idtype
+    seeds, _, until = of_types
+    num_types, idtype, fanouts = len(etypes.num_rows), etypes.idtype, options.fanouts
     indptrs, sources, eids = [], [], []
     for hop in range(len(fanouts) // num_types):
         for target in etypes.ends[1::2]:
@@ -119,6 +124,12 @@ def _values(values: Sequence[Tensor | None]) -> tuple[list[Tensor], torch.dtype 
     return (there[:-1], there[-1].dtype) if there else ([], None)
 
 
+def by_hop(options: HopsOptions, num_types: int) -> list[list[HopOptions]]:
+    """The options of each hop, by edge type."""
+    hops = options.by_hop()
+    return [hops[first : first + num_types] for first in range(0, len(hops), num_types)]
+
+
 def num_nodes(types: Sequence[EdgeType]) -> dict[int, int]:
     """Nodes of each node type, by its number."""
     counts = {}
@@ -135,17 +146,13 @@ def at_moments(seeds: Tensor, moments: Tensor, num_nodes: int) -> Tensor:
 
 @sample_etype_hops_op.cpu
 def hop_by_hop(
-    seeds: Sequence[Tensor],
-    moments: Sequence[Tensor],
-    until: Tensor | None,
+    of_types: TypedSeeds,
     etypes: EdgeTypeArguments,
-    fanouts: Sequence[int],
-    replace: bool,
-    keys: Sequence[int],
-    sms: int,
+    options: HopsOptions,
     ordered_from: Sequence[int],
 ) -> Hops:
     """``sample_etype_hops`` on the device of the seeds, whatever it is."""
+    seeds, moments, until = of_types
     types, idtype = edge_types(etypes), etypes.idtype
     counts = num_nodes(types)
     # Nodes by type and their times, and what they are numbered by.
@@ -154,14 +161,11 @@ def hop_by_hop(
         ids = [at_moments(of_type, moments[n], counts[n]) for n, of_type in enumerate(seeds)]
     indptrs, sources, eids = [], [], []
     sizes = [[len(of_type) for of_type in ids]]
-    draws = list(zip(fanouts, keys, strict=True))
-    for hop in range(len(fanouts) // len(types)):
+    for hop in by_hop(options, len(types)):
         neighbors = []
-        for etype, (fanout, key) in zip(types, draws[hop * len(types) :], strict=False):
+        for etype, of_type in zip(types, hop, strict=True):
             at = None if until is None else moments[etype.target]
-            sampled = _sample_hop(
-                etype, nodes[etype.target], at, until, idtype, fanout, replace, key, sms
-            )
+            sampled = _sample_hop(etype, nodes[etype.target], at, until, idtype, of_type)
             neighbors.append(sampled[1])
             indptrs.append(sampled[0])
             eids.append(sampled[2])
@@ -196,23 +200,19 @@ def _sample_hop(
     moments: Tensor | None,
     until: Tensor | None,
     idtype: torch.dtype,
-    fanout: int,
-    replace: bool,
-    key: int,
-    sms: int,
+    options: HopOptions,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """One hop of an edge type; the neighbors are at the nodes' times."""
-    draw = (fanout, replace, key, sms)
     if of.is_uniform:
         indptr, neighbors, eids = torch.ops.dgl_mgpu.sample_neighbors.default(
-            nodes, *of.rows, idtype, *draw
+            nodes, *of.rows, idtype, *options
         )
     else:
         weighting = of.weighting
         if until is not None and weighting.time_dtype is not None:
             weighting = weighting._replace(until=until[moments])
         indptr, neighbors, eids = torch.ops.dgl_mgpu.sample_neighbors_weighted.default(
-            nodes, *of.rows, idtype, *weighting, *draw
+            nodes, *of.rows, idtype, *weighting, *options
         )
     if moments is not None:
         at = moments.repeat_interleave(indptr.diff(), output_size=len(neighbors))

@@ -17,31 +17,34 @@ from torch import Tensor
 
 from dgl_mgpu.ops import device as gpu
 from dgl_mgpu.ops.check import raise_at_bad_id
+from dgl_mgpu.ops.edges import HopOptions, HopsOptions
 from dgl_mgpu.ops.etype_hops import (
     EdgeType,
     EdgeTypeArguments,
     Hops,
+    TypedSeeds,
     at_moments,
+    by_hop,
     edge_types,
     hop_by_hop,
     num_nodes,
     sample_etype_hops_op,
 )
-from dgl_mgpu.ops.sample_cuda import sample_hop
+from dgl_mgpu.ops.sample_cuda import HopOutputs, sample_hop
 from dgl_mgpu.ops.sample_future import SampleFuture
 from dgl_mgpu.ops.sample_weighted_cuda import (
     CONTROL,
     END,
-    MOST_PICKS,
+    MAX_PICKS,
     Weighed,
     edge_weights,
     raise_if_bad,
 )
 from dgl_mgpu.ops.unique import number_nodes, raise_at_negative_id
-from dgl_mgpu.ops.workspace import Workspace, beginning, workspace
+from dgl_mgpu.ops.workspace import NodePrefix, Workspace, beginning, workspace
 
 #: Edges of all hops up to which room for the largest possible sample is made in advance.
-_MOST_EDGES = 1 << 25
+_MAX_EDGES = 1 << 25
 #: Words of a kernel's report: uniform sampling's first bad seed and end, and those of numbering,
 #: the first bad place, overflow and nodes.
 _UNIFORM_END, _NUMBERED, _NODES = 1, 3, 2
@@ -49,38 +52,32 @@ _UNIFORM_END, _NUMBERED, _NODES = 1, 3, 2
 
 @sample_etype_hops_op.start
 def sample_etype_hops_async(
-    seeds: Sequence[Tensor],
-    moments: Sequence[Tensor],
-    until: Tensor | None,
+    of_types: TypedSeeds,
     etypes: EdgeTypeArguments,
-    fanouts: Sequence[int],
-    replace: bool,
-    keys: Sequence[int],
-    sms: int,
+    options: HopsOptions,
     ordered_from: Sequence[int],
 ) -> SampleFuture[Hops]:
     """Launch ``sample_etype_hops`` without waiting for it.
 
     Ask for the result on the same stream, or drop the future.
     """
-    gpu.raise_faults(seeds[0].device, wait=False)
+    device = of_types.seeds[0].device
+    gpu.raise_faults(device, wait=False)
     types = edge_types(etypes, ordered_from)
-    by_type = list(zip(fanouts, keys, strict=True))
-    draws = [by_type[first : first + len(types)] for first in range(0, len(keys), len(types))]
-    rooms = _rooms(types, draws, [len(ids) for ids in seeds], until is not None)
+    hops = by_hop(options, len(types))
+    rooms = _rooms(types, hops, of_types)
     if rooms is not None:
-        space = workspace(seeds[0].device)
+        space = workspace(device)
         with space.lock:
             try:
-                batch = _launched(
-                    space, seeds, moments, until, types, etypes.idtype, replace, sms, draws, rooms
-                )
+                batch = _Batch(space, of_types, types, etypes.idtype, rooms[-1])
+                for hop, most in zip(hops, rooms, strict=False):
+                    batch.sample_hop(hop, most)
+                batch.expect_reports()
                 return SampleFuture(batch.finish)
             except torch.cuda.OutOfMemoryError:
                 space.release()
-    return SampleFuture(
-        partial(hop_by_hop, seeds, moments, until, *etypes, fanouts, replace, keys, sms)
-    )
+    return SampleFuture(partial(hop_by_hop, *of_types, *etypes, *options))
 
 
 @sample_etype_hops_op.cuda
@@ -91,50 +88,30 @@ def _sample_etype_hops(*arguments: Any) -> Hops:
     return nodes, indptrs, sources, eids, sizes
 
 
-def _launched(
-    space: Workspace,
-    seeds: Sequence[Tensor],
-    moments: Sequence[Tensor],
-    until: Tensor | None,
-    types: Sequence[EdgeType],
-    idtype: torch.dtype,
-    replace: bool,
-    sms: int,
-    draws: Sequence[Sequence[tuple[int, int]]],
-    rooms: Sequence[Sequence[int]],
-) -> _Batch:
-    batch = _Batch(space, seeds, moments, until, types, idtype, replace, sms, rooms[-1])
-    for draw, most in zip(draws, rooms, strict=False):
-        batch.sample_hop(draw, most)
-    batch.expect_reports()
-    return batch
-
-
 def _rooms(
-    types: Sequence[EdgeType],
-    draws: Sequence[Sequence[tuple[int, int]]],
-    seeds: Sequence[int],
-    timed: bool,
+    types: Sequence[EdgeType], hops: Sequence[Sequence[HopOptions]], of_types: TypedSeeds
 ) -> list[list[int]] | None:
     """The most nodes of each type before each hop and after the last one.
 
     None if the kernels cannot do it, or the largest possible sample is too large.
     """
+    timed = of_types.until is not None
     if timed and any(etype.is_uniform for etype in types):
         return None
     counts, total = num_nodes(types), 0
-    rooms = [list(seeds)]
-    for draw in draws:
+    num_seeds = [len(ids) for ids in of_types.seeds]
+    rooms = [num_seeds]
+    for hop in hops:
         most = list(rooms[-1])
-        for etype, (fanout, _) in zip(types, draw, strict=True):
-            if fanout < 0 or (fanout > MOST_PICKS and not etype.is_uniform):
+        for etype, (fanout, *_) in zip(types, hop, strict=True):
+            if fanout < 0 or (fanout > MAX_PICKS and not etype.is_uniform):
                 return None
             most[etype.source] += rooms[-1][etype.target] * fanout
             total += rooms[-1][etype.target] * fanout
         if not timed:
-            most = [min(room, seeds[ntype] + counts[ntype]) for ntype, room in enumerate(most)]
+            most = [min(room, num_seeds[ntype] + counts[ntype]) for ntype, room in enumerate(most)]
         rooms.append(most)
-    return rooms if total <= _MOST_EDGES else None
+    return rooms if total <= _MAX_EDGES else None
 
 
 @dataclass(frozen=True)
@@ -164,18 +141,14 @@ class _Batch:
     def __init__(
         self,
         space: Workspace,
-        seeds: Sequence[Tensor],
-        moments: Sequence[Tensor],
-        until: Tensor | None,
+        of_types: TypedSeeds,
         types: Sequence[EdgeType],
         idtype: torch.dtype,
-        replace: bool,
-        sms: int,
         room: Sequence[int],
     ) -> None:
+        seeds, moments, until = of_types
         self._space, self._seeds, self._until, self._types = space, seeds, until, types
-        self._idtype, self._replace, self._sms = idtype, replace, sms
-        self._device = seeds[0].device
+        self._idtype, self._device = idtype, seeds[0].device
         counts = num_nodes(types)
         self._nodes = []
         for ntype, ids in enumerate(seeds):
@@ -189,17 +162,17 @@ class _Batch:
         self._hops: list[tuple[list[_Sampled], dict[int, _NewNeighbors]]] = []
         self._reports: list[Tensor] = []
 
-    def sample_hop(self, draw: Sequence[tuple[int, int]], most: Sequence[int]) -> None:
+    def sample_hop(self, hop: Sequence[HopOptions], most: Sequence[int]) -> None:
         """Launch one more hop.
 
-        ``draw`` has the fanout and key of each edge type, ``most`` the largest number of nodes of
-        each type that can be known by then.
+        ``hop`` is by edge type; ``most`` has the largest number of nodes of each type that can be
+        known by then.
         """
         report = torch.zeros(self._words, dtype=torch.int64, device=self._device)
         self._reports.append(report)
         room = dict.fromkeys((etype.source for etype in self._types), 0)
-        for etype, (fanout, _) in zip(self._types, draw, strict=True):
-            room[etype.source] += most[etype.target] * fanout
+        for etype, options in zip(self._types, hop, strict=True):
+            room[etype.source] += most[etype.target] * options.fanout
         new_neighbors = {}
         for ntype, edges in room.items():
             neighbors = torch.empty(edges, dtype=self._nodes[ntype].dtype, device=self._device)
@@ -208,27 +181,23 @@ class _Batch:
             new_neighbors[ntype] = _NewNeighbors(neighbors, eids, report[first : first + _NUMBERED])
         sampled = []
         end: dict[int, Tensor] = {}
-        for number, (etype, (fanout, key)) in enumerate(zip(self._types, draw, strict=True)):
+        for number, (etype, options) in enumerate(zip(self._types, hop, strict=True)):
             part = report[number * CONTROL : (number + 1) * CONTROL]
+            target, source = etype.target, etype.source
+            seeds = NodePrefix(self._nodes[target], most[target], self._known[target])
             launched = self._sample(
-                etype,
-                most[etype.target],
-                fanout,
-                key,
-                end.get(etype.source),
-                new_neighbors[etype.source],
-                part,
+                etype, seeds, options, end.get(source), new_neighbors[source], part
             )
             if launched.most:
                 end[etype.source] = part[launched.end :]
             sampled.append(launched)
         for ntype, of_type in new_neighbors.items():
             if ntype in end:
-                nodes = self._nodes[ntype]
+                nodes = NodePrefix(self._nodes[ntype], most[ntype], self._known[ntype])
+                max_nodes = min(len(nodes.nodes), most[ntype] + room[ntype])
                 number_nodes(
-                    self._space, nodes, most[ntype], self._known[ntype], of_type.neighbors,
-                    end[ntype], min(len(nodes), most[ntype] + room[ntype]), of_type.report,
-                )  # fmt: skip
+                    self._space, nodes, of_type.neighbors, end[ntype], max_nodes, of_type.report
+                )
                 self._known[ntype] = of_type.report[_NODES:]
         self._hops.append((sampled, new_neighbors))
 
@@ -240,32 +209,26 @@ class _Batch:
     def _sample(
         self,
         of: EdgeType,
-        most: int,
-        fanout: int,
-        key: int,
+        seeds: NodePrefix,
+        options: HopOptions,
         start: Tensor | None,
         new: _NewNeighbors,
         report: Tensor,
     ) -> _Sampled:
-        seeds, known = self._nodes[of.target], self._known[of.target]
+        most = seeds.most
         if most == 0:
             return _Sampled(
                 of, most, torch.zeros(1, dtype=torch.int64, device=self._device), report
             )
         if of.is_uniform:
             indptr = torch.empty(most + 1, dtype=torch.int64, device=self._device)
-            sample_hop(
-                self._space, seeds, most, known, of.rows, fanout, self._replace, key, indptr,
-                start, new.neighbors, new.eids, report, self._sms, of.ordered_from,
-            )  # fmt: skip
+            out = HopOutputs(indptr, start, new.neighbors, new.eids)
+            sample_hop(self._space, seeds, of.rows, options, out, report, of.ordered_from)
             return _Sampled(of, most, indptr, report)
         weights = edge_weights(of.weighting._replace(until=self._until))
         targets, sources = (0, 0) if self._until is None else (of.rows.num_rows, of.num_sources)
-        weighed = Weighed(
-            seeds, most, known, of.rows, self._idtype, weights, targets, fanout, self._replace,
-            report, self._sms,
-        )  # fmt: skip
-        weighed.fill(key, False, sources, start, new.neighbors, new.eids)
+        weighed = Weighed(seeds, of.rows, self._idtype, weights, targets, options, report)
+        weighed.fill(False, sources, start, new.neighbors, new.eids)
         return _Sampled(of, most, weighed.indptr, report, END, weighed)
 
     def expect_reports(self) -> None:
@@ -307,7 +270,7 @@ class _Batch:
                 bad, _, count = numbers[first + ntype * _NUMBERED :][:_NUMBERED]
                 if count:
                     if bad >= 0:
-                        raise_at_negative_id(int(ids[bad]), bad)
+                        raise_at_negative_id(ids, bad)
                     known[ntype] = count
             sizes.append(known)
         nodes = [beginning(ids, size) for ids, size in zip(self._nodes, sizes[-1], strict=True)]

@@ -10,7 +10,13 @@ from torch import Tensor
 
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.ops import parallel
-from dgl_mgpu.ops.check import check_ids, check_integer, raise_at_bad_id
+from dgl_mgpu.ops.check import (
+    check_ids,
+    check_integer,
+    check_tensor,
+    raise_at_bad_id,
+    raise_at_id_outside,
+)
 from dgl_mgpu.ops.host_reads import HostCounters
 from dgl_mgpu.ops.library import Operator, Size, Written, call
 from dgl_mgpu.ops.memory import (
@@ -131,19 +137,8 @@ def gather_rows(
     shape = (ids.numel(), *view.row_shape)
     if out is None:
         out = torch.empty(shape, dtype=dtype, device=ids.device)
-    elif (
-        tuple(out.shape) != shape
-        or out.dtype != dtype
-        or out.device != ids.device
-        or not out.is_contiguous()
-    ):
-        layout = "contiguous" if out.is_contiguous() else "not contiguous"
-        raise InvalidInputError(
-            action,
-            f"out has shape {tuple(out.shape)} and dtype {out.dtype}, and it is {layout} on"
-            f" '{out.device}'",
-            f"pass a contiguous out of shape {shape} and dtype {dtype} on '{ids.device}'",
-        )
+    else:
+        check_tensor(out, "out", action, dtype, shape, ids.device, contiguous=True)
     sms = check_integer(sms, "sms", 0, action)
     # Where all rows are the host's, a limit is meant for them.
     host_sms = sms if sms and view.host_start == 0 else view.host_sms
@@ -209,21 +204,14 @@ def count_tiers(view: RowView, ids: Tensor, counts: Tensor | None = None) -> Ten
     num_segments = view.pointers.shape[0]
     if counts is None:
         counts = torch.zeros(num_segments, dtype=torch.int64, device=ids.device)
-    elif (
-        not isinstance(counts, Tensor)
-        or counts.shape != (num_segments,)
-        or counts.dtype != torch.int64
-        or counts.device != ids.device
-        or not counts.is_contiguous()
-    ):
-        raise InvalidInputError(
-            action,
-            f"counts is {counts!r:.200}",
-            f"pass what an earlier call has returned: int64, shape ({num_segments},), on"
-            f" '{ids.device}'",
-        )
+    else:
+        shape = (num_segments,)
+        check_tensor(counts, "counts", action, torch.int64, shape, ids.device, contiguous=True)
     call("count_tiers", (counts, ids, view.tiers, view.position), view.num_rows)
     return counts
+
+
+_GATHER, _PICK = "gather rows", "pick rows"
 
 
 @Operator
@@ -248,28 +236,17 @@ def pick_rows(rows: Tensor, ids: Tensor, out: Tensor) -> None:
     IdOutOfRangeError
         On a GPU by a later call, as :func:`dgl_mgpu.ops.gather_rows` says.
     """
-    check_ids(ids, "pick rows", rows.device)
-    expected = len(ids), *rows.shape[1:]
-    if (
-        out.shape != expected
-        or out.dtype != rows.dtype
-        or out.device != rows.device
-        or not (rows.is_contiguous() and out.is_contiguous())
-    ):
-        raise InvalidInputError(
-            f"pick {len(ids)} rows of shape {tuple(rows.shape[1:])} and dtype {rows.dtype}",
-            f"out has shape {tuple(out.shape)} and dtype {out.dtype} on '{out.device}', or out or"
-            " rows is not contiguous",
-            f"pass contiguous rows, and a contiguous out of shape {expected} and dtype {rows.dtype}"
-            f" on '{rows.device}'",
-        )
+    check_ids(ids, _PICK, rows.device)
+    shape = (len(ids), *rows.shape[1:])
+    check_tensor(out, "out", _PICK, rows.dtype, shape, rows.device, contiguous=True)
+    if not rows.is_contiguous():
+        raise InvalidInputError(_PICK, "rows is not contiguous", "pass rows.contiguous()")
     call("pick_rows", (out, rows, ids))
 
 
 @pick_rows_op.cpu
 def _pick_rows_cpu(out: Tensor, rows: Tensor, ids: Tensor) -> None:
-    bad = ((ids < 0) | (ids >= len(rows))).nonzero()[:1].flatten()
-    raise_at_bad_id(bad.tolist(), ids, len(rows), "pick rows")
+    raise_at_id_outside(ids, len(rows), _PICK)
     torch.index_select(rows, 0, ids, out=out)
 
 
@@ -283,7 +260,6 @@ _GROUP_ROWS = (16, 32)
 _CAST_BYTES = 8 << 20
 #: Lines of a row asked for ahead; the hardware prefetcher follows with the rest.
 _LINES = 4
-_GATHER = "gather rows"
 
 
 @kernel
@@ -363,8 +339,7 @@ def _gather_rows(
         _gather_mapped(out, ids, argument, num_rows, stored)
         return
     tags, cache, miss_positions = disk
-    bad = ((ids < 0) | (ids >= num_rows)).nonzero().flatten()
-    raise_at_bad_id(bad[:1].tolist(), ids, num_rows, _GATHER)
+    raise_at_id_outside(ids, num_rows, _GATHER)
     at = (position[ids] if position.numel() else ids).long()
     start, _, parts, first = tiers[
         torch.searchsorted(tiers[:, STOP].contiguous(), at, right=True)

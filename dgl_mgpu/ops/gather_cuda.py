@@ -19,6 +19,7 @@ from dgl_mgpu.ops.gather import (
     pick_rows_op,
 )
 from dgl_mgpu.ops.host_reads import HostCounters
+from dgl_mgpu.ops.spmm_layout import ELEMENTS
 from dgl_mgpu.ops.view import LISTED_ROWS, TieredRows
 
 THREADS = 256
@@ -41,10 +42,7 @@ VECTORS = {
     1: "unsigned char",
 }
 _ELEMENTS = {
-    torch.float64: "double",
-    torch.float32: "float",
-    torch.float16: "dgl_mgpu::Float16",
-    torch.bfloat16: "dgl_mgpu::BFloat16",
+    **ELEMENTS,
     torch.float8_e4m3fn: "dgl_mgpu::Float8E4M3",
     torch.float8_e5m2: "dgl_mgpu::Float8E5M2",
     torch.int8: "signed char",

@@ -45,8 +45,9 @@ class Operator:
     """An operator, specified by a function: its signature, and its fake implementation.
 
     A parameter may be a group: a NamedTuple, such as what operators see of a view.  In the schema
-    its fields take its place.  A group that may be None is None where its first field is.  The
-    operator has the name of the function, without ``_op``.
+    its fields take its place; those of a group that several parameters are follow the parameter's
+    name.  A group that may be None is None where its first field is.  The operator has the name of
+    the function, without ``_op``.
     """
 
     def __init__(self, function: _Function) -> None:
@@ -100,7 +101,7 @@ class Operator:
             group, is_optional = _group(self._hints[name])
             if group is not None:
                 names[group.__name__] = group
-                fields = group._fields
+                fields = [self._prefix(name, group) + field for field in group._fields]
                 packed = f"new({group.__name__}, ({', '.join(fields)},))"
                 name = f"None if {fields[0]} is None else {packed}" if is_optional else packed
             arguments.append(name)
@@ -116,6 +117,11 @@ class Operator:
         call.__module__ = function.__module__
         return call
 
+    def _prefix(self, parameter: str, group: Any) -> str:
+        """What precedes the names of a group's fields in the schema."""
+        groups = [_group(hint)[0] for hint in self._hints.values()]
+        return f"{parameter}_" if groups.count(group) > 1 else ""
+
     def _fields(self) -> list[tuple[str, Any, Any]]:
         """Name, annotation and default of each of the schema's arguments."""
         fields = []
@@ -126,8 +132,12 @@ class Operator:
                 continue
             for field, hint in typing.get_type_hints(group, include_extras=True).items():
                 default = group._field_defaults.get(field, parameter.default)
+                field = self._prefix(name, group) + field
                 fields.append((field, hint | None if is_optional else hint, default))
-        return fields
+        # No argument without a default may follow one with a default.
+        none = inspect.Parameter.empty
+        required = max((n for n, (*_, default) in enumerate(fields) if default is none), default=-1)
+        return [(*field[:2], none if n < required else field[2]) for n, field in enumerate(fields)]
 
 
 def _optional(hint: Any) -> tuple[Any, bool]:

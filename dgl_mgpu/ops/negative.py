@@ -18,7 +18,7 @@ from torch import Tensor
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.ops import device as gpu
 from dgl_mgpu.ops import parallel
-from dgl_mgpu.ops.check import check_ids, check_integer, raise_at_bad_id
+from dgl_mgpu.ops.check import check_ids, check_integer, raise_at_bad_id, raise_at_id_outside
 from dgl_mgpu.ops.device import Kernel, blocks_within, c_type, position_pointer, position_type
 from dgl_mgpu.ops.edges import DEGREE, FIRST_EDGE, GRAIN, SEGMENT, find_edges
 from dgl_mgpu.ops.library import Operator, Size
@@ -35,6 +35,14 @@ from dgl_mgpu.ops.walk import occurrences
 from dgl_mgpu.ops.workspace import workspace
 
 
+class Rules(NamedTuple):
+    """What makes a candidate fail, and how many each pair has."""
+
+    avoid_existing: bool
+    exclude_self_loops: bool
+    max_tries: int
+
+
 @Operator
 def negative_edges_op(
     graph: TieredGraph, num: Size, replace: bool, exclude_self_loops: bool, max_tries: int, key: int
@@ -46,14 +54,7 @@ def negative_edges_op(
 
 @Operator
 def negative_destinations_op(
-    sources: Tensor,
-    numbers: Tensor,
-    graph: TieredGraph,
-    k: Size,
-    avoid_existing: bool,
-    exclude_self_loops: bool,
-    max_tries: int,
-    key: int,
+    sources: Tensor, numbers: Tensor, graph: TieredGraph, k: Size, rules: Rules, key: int
 ) -> Tensor:
     return sources.new_empty((sources.shape[0], k), dtype=graph.idtype)
 
@@ -197,15 +198,9 @@ def negative_destinations(
     k = check_integer(k, "k", 0, action)
     max_tries = _check_tries(view, max_tries, exclude_self_loops, action)
     return torch.ops.dgl_mgpu.negative_destinations(
-        sources,
-        occurrences(sources),
-        *tiered_graph(view),
-        k,
-        avoid_existing,
-        exclude_self_loops,
-        max_tries,
-        key.fold(),
-    )
+        sources, occurrences(sources), *tiered_graph(view), k, avoid_existing, exclude_self_loops,
+        max_tries, key.fold(),
+    )  # fmt: skip
 
 
 #: Candidates whose destination's in-edges are asked for ahead.
@@ -296,16 +291,15 @@ def _failed(
     graph: Rows,
     num_rows: int,
     width: int,
-    avoid_existing: bool,
-    exclude_self_loops: bool,
+    rules: Rules,
 ) -> np.ndarray:
     ranges = np.empty((0, 3), dtype=np.int64)
-    if avoid_existing:
+    if rules.avoid_existing:
         ranges = find_edges(torch.from_numpy(destinations[pending]), graph, num_rows)
     failed = np.empty(len(pending), dtype=np.bool_)
     parallel.run(
         _test, len(pending), GRAIN, pending, sources, destinations, ranges, graph[1], width,
-        avoid_existing, exclude_self_loops, failed,
+        rules.avoid_existing, rules.exclude_self_loops, failed,
     )  # fmt: skip
     return failed
 
@@ -314,8 +308,8 @@ def _failed(
 def _negative_edges_cpu(
     graph: TieredGraph, num: int, replace: bool, exclude_self_loops: bool, max_tries: int, key: int
 ) -> tuple[Tensor, Tensor]:
-    tiers, pointers, position, num_rows, num_cols, idtype = graph
-    argument = rows_argument(tiers, pointers, position)
+    num_rows, num_cols, idtype = graph[3:]
+    rows, rules = rows_argument(*graph[:3]), Rules(True, exclude_self_loops, max_tries)
     sources, destinations = np.empty((2, num), dtype=np.int64)
     table = np.full(0 if replace else 1 << (2 * num).bit_length(), -1)
     pending = np.arange(num)
@@ -326,16 +320,7 @@ def _negative_edges_cpu(
             _draw_edges, len(pending), GRAIN, pending, attempt, num_cols, num_rows, key, sources,
             destinations,
         )  # fmt: skip
-        failed = _failed(
-            pending,
-            sources,
-            destinations,
-            argument,
-            num_rows,
-            idtype.itemsize,
-            True,
-            exclude_self_loops,
-        )
+        failed = _failed(pending, sources, destinations, rows, num_rows, idtype.itemsize, rules)
         if not replace:
             _claim(pending, sources, destinations, table, failed)
         pending = pending[failed]
@@ -349,42 +334,23 @@ def _negative_edges_cpu(
 
 @negative_destinations_op.cpu
 def _negative_destinations_cpu(
-    sources: Tensor,
-    numbers: Tensor,
-    graph: TieredGraph,
-    k: int,
-    avoid_existing: bool,
-    exclude_self_loops: bool,
-    max_tries: int,
-    key: int,
+    sources: Tensor, numbers: Tensor, graph: TieredGraph, k: int, rules: Rules, key: int
 ) -> Tensor:
-    tiers, pointers, position, num_rows, num_cols, idtype = graph
-    outside = (sources < 0) | (sources >= num_cols)
-    raise_at_bad_id(
-        outside.nonzero()[:1, 0].tolist(), sources, num_cols, "sample negative destinations"
-    )
-    argument = rows_argument(tiers, pointers, position)
+    num_rows, num_cols, idtype = graph[3:]
+    raise_at_id_outside(sources, num_cols, "sample negative destinations")
+    rows = rows_argument(*graph[:3])
     source_of = sources.long().repeat_interleave(k).numpy()
     blocks = (numbers[:, None] * k + torch.arange(k)).reshape(-1).numpy()
     destinations = np.empty(len(source_of), dtype=np.int64)
     pending = np.arange(len(source_of))
-    for attempt in range(max_tries):
+    for attempt in range(rules.max_tries):
         if len(pending) == 0:
             break
         parallel.run(
             _draw_destinations, len(pending), GRAIN, pending, attempt, num_rows, key, source_of,
             blocks, destinations,
         )  # fmt: skip
-        failed = _failed(
-            pending,
-            source_of,
-            destinations,
-            argument,
-            num_rows,
-            idtype.itemsize,
-            avoid_existing,
-            exclude_self_loops,
-        )
+        failed = _failed(pending, source_of, destinations, rows, num_rows, idtype.itemsize, rules)
         pending = pending[failed]
     destinations[pending] = -1
     return torch.from_numpy(destinations).to(idtype).reshape(len(sources), k)
@@ -426,14 +392,7 @@ def _negative_edges_cuda(
 
 @negative_destinations_op.cuda
 def _negative_destinations_cuda(
-    sources: Tensor,
-    numbers: Tensor,
-    graph: TieredGraph,
-    k: int,
-    avoid_existing: bool,
-    exclude_self_loops: bool,
-    max_tries: int,
-    key: int,
+    sources: Tensor, numbers: Tensor, graph: TieredGraph, k: int, rules: Rules, key: int
 ) -> Tensor:
     tiers, pointers, position, num_rows, num_cols, idtype = graph
     device, count = sources.device, sources.numel()
@@ -449,8 +408,7 @@ def _negative_destinations_cuda(
     kernel(
         blocks_within(kernel, _THREADS, -(-items // _WARPS), device) if items else 0, _THREADS,
         sources, count, numbers, k, tiers, len(tiers), pointers, position_pointer(position),
-        num_rows, num_cols, avoid_existing, exclude_self_loops, max_tries, key, destinations, bad,
-        device=device,
+        num_rows, num_cols, *rules, key, destinations, bad, device=device,
     )  # fmt: skip
     report = gpu.driver.host_buffer(1).copy_(bad, non_blocking=True)
     gpu.driver.synchronize(device)

@@ -11,6 +11,7 @@ from torch import Tensor
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.ops.blocks import check_one_node_type, hop_by_hop
 from dgl_mgpu.ops.check import check_integer
+from dgl_mgpu.ops.edges import HopsOptions
 from dgl_mgpu.ops.etype_blocks import to_idtype
 from dgl_mgpu.ops.library import Operator
 from dgl_mgpu.ops.philox import SampleKey
@@ -18,7 +19,7 @@ from dgl_mgpu.ops.view import GraphView, TieredGraph, tiered_graph
 
 _ACTION = "sample padded blocks"
 #: As many hops as the kernel has parameters for, and edges that its 32-bit numbers can count.
-MOST_HOPS, _MOST_EDGES = 6, 1 << 28
+MAX_HOPS, _MAX_EDGES = 6, 1 << 28
 
 # The hops' `indptr`, `sources` and `eids` one after another, each in its room (`rooms`). `counts`
 # has two numbers of no meaning and then edges and nodes of each hop.
@@ -26,7 +27,7 @@ MOST_HOPS, _MOST_EDGES = 6, 1 << 28
 PaddedHops = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
-def rooms(count: int, fanouts: Sequence[int], num_cols: int) -> tuple[list[int], list[int]]:
+def max_sizes(count: int, fanouts: Sequence[int], num_cols: int) -> tuple[list[int], list[int]]:
     """The most nodes known before each hop and after the last, and the most edges of each hop."""
     nodes, edges = [count], []
     for fanout in fanouts:
@@ -36,16 +37,9 @@ def rooms(count: int, fanouts: Sequence[int], num_cols: int) -> tuple[list[int],
 
 
 @Operator
-def sample_hops_padded_op(
-    seeds: Tensor,
-    graph: TieredGraph,
-    fanouts: Sequence[int],
-    replace: bool,
-    keys: Sequence[int],
-    sms: int = 0,
-) -> PaddedHops:
-    idtype = graph.idtype
-    nodes, edges = rooms(seeds.shape[0], fanouts, graph.num_cols)
+def sample_hops_padded_op(seeds: Tensor, graph: TieredGraph, options: HopsOptions) -> PaddedHops:
+    idtype, fanouts = graph.idtype, options.fanouts
+    nodes, edges = max_sizes(seeds.shape[0], fanouts, graph.num_cols)
     return (
         seeds.new_empty(nodes[-1], dtype=idtype),
         seeds.new_empty(sum(nodes[:-1]) + len(fanouts), dtype=idtype),
@@ -56,30 +50,23 @@ def sample_hops_padded_op(
 
 
 @sample_hops_padded_op.cpu
-def _sample_hops_padded(
-    seeds: Tensor,
-    graph: TieredGraph,
-    fanouts: Sequence[int],
-    replace: bool,
-    keys: Sequence[int],
-    sms: int,
-) -> PaddedHops:
-    nodes, indptrs, sources, eids = hop_by_hop(seeds, *graph, fanouts, replace, keys)
-    most_nodes, most_edges = rooms(len(seeds), fanouts, graph.num_cols)
+def _sample_hops_padded(seeds: Tensor, graph: TieredGraph, options: HopsOptions) -> PaddedHops:
+    nodes, indptrs, sources, eids = hop_by_hop(seeds, *graph, *options)
+    max_nodes, max_edges = max_sizes(len(seeds), options.fanouts, graph.num_cols)
     counts = [-1, -1]
     for hop, vector in enumerate(sources):
         after = indptrs[hop + 1] if hop + 1 < len(indptrs) else None
         counts += [len(vector), len(nodes) if after is None else len(after) - 1]
     return (
-        _padded([nodes], most_nodes[-1:]),
+        _padded([nodes], max_nodes[-1:]),
         torch.cat(
             [
                 torch.cat([indptr, indptr[-1:].expand(most + 1 - len(indptr))])
-                for indptr, most in zip(indptrs, most_nodes[:-1], strict=True)
+                for indptr, most in zip(indptrs, max_nodes[:-1], strict=True)
             ]
         ),
-        _padded(sources, most_edges),
-        _padded(eids, most_edges),
+        _padded(sources, max_edges),
+        _padded(eids, max_edges),
         torch.tensor(counts),
     )
 
@@ -101,14 +88,14 @@ class PaddedBlock(NamedTuple):
 
     Attributes
     ----------
-    indptr : Tensor, the graph's idtype, shape (most_dst + 1,)
+    indptr : Tensor, the graph's idtype, shape (max_dst + 1,)
         Destination node ``i`` has the edges ``indptr[i]`` to ``indptr[i + 1]``; ``num_edges`` from
         ``indptr[num_dst]`` on.
-    src : Tensor, the graph's idtype, shape (most_edges,)
+    src : Tensor, the graph's idtype, shape (max_edges,)
         Source of each edge, as an index into ``src_nodes``.
-    eids : Tensor, the graph's idtype, shape (most_edges,)
+    eids : Tensor, the graph's idtype, shape (max_edges,)
         Edge ids in the whole graph.
-    src_nodes : Tensor, the graph's idtype, shape (most_src,)
+    src_nodes : Tensor, the graph's idtype, shape (max_src,)
         Ids of the source nodes; the first ``num_dst`` are the destination nodes.
     num_dst, num_src, num_edges : Tensor, int64, shape ()
         How many of them there are, on the graph's device.
@@ -135,8 +122,8 @@ def sample_padded_blocks(
     """Sample uniformly as :func:`dgl_mgpu.ops.sample_blocks` does, without waiting for the GPU.
 
     Shapes depend on the number of seeds, the fanouts and the number of nodes alone.  Of the last
-    layer ``most_dst`` is the number of seeds; of each, ``most_edges`` is ``most_dst * fanout``, and
-    ``most_src``, the ``most_dst`` of the layer before it, is the sum of both, but no more than
+    layer ``max_dst`` is the number of seeds; of each, ``max_edges`` is ``max_dst * fanout``, and
+    ``max_src``, the ``max_dst`` of the layer before it, is the sum of both, but no more than
     ``len(seeds) + view.num_cols``.
 
     Parameters
@@ -170,12 +157,12 @@ def sample_padded_blocks(
     seeds = to_idtype(seeds, view, view.num_rows)
     sms = check_integer(sms, "sms", 0, _ACTION) or view.sms
     hops = [check_integer(fanout, "fanout", 0, _ACTION) for fanout in reversed(fanouts)]
-    most_nodes, most_edges = rooms(len(seeds), hops, view.num_cols)
-    if len(hops) > MOST_HOPS or sum(most_edges) > _MOST_EDGES:
+    max_nodes, max_edges = max_sizes(len(seeds), hops, view.num_cols)
+    if len(hops) > MAX_HOPS or sum(max_edges) > _MAX_EDGES:
         raise InvalidInputError(
             _ACTION,
-            f"{len(hops)} hops may have {sum(most_edges)} edges",
-            f"sample at most {MOST_HOPS} hops and {_MOST_EDGES} edges, or use sample_blocks",
+            f"{len(hops)} hops may have {sum(max_edges)} edges",
+            f"sample at most {MAX_HOPS} hops and {_MAX_EDGES} edges, or use sample_blocks",
         )
     if not hops:
         return []
@@ -183,12 +170,12 @@ def sample_padded_blocks(
         seeds, *tiered_graph(view), hops, replace, key.fold_hops(len(hops)), sms
     )
     known = [counts.new_full((), len(seeds)), *counts[3::2].unbind()]
-    starts = indptr.split_with_sizes([most + 1 for most in most_nodes[:-1]])
+    starts = indptr.split_with_sizes([most + 1 for most in max_nodes[:-1]])
     by_hop = zip(
         starts,
-        sources.split_with_sizes(most_edges),
-        eids.split_with_sizes(most_edges),
-        [nodes[:most] for most in most_nodes[1:]],
+        sources.split_with_sizes(max_edges),
+        eids.split_with_sizes(max_edges),
+        [nodes[:most] for most in max_nodes[1:]],
         known[:-1],
         known[1:],
         counts[2::2].unbind(),

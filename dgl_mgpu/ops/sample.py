@@ -7,25 +7,26 @@ random numbers are vectorised and the misses of all seeds overlap.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import replace as with_fields
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.ops import parallel
-from dgl_mgpu.ops.check import check_ids, check_integer
+from dgl_mgpu.ops.check import check_ids, check_integer, check_types, fanout_of
 from dgl_mgpu.ops.edges import (
     DEGREE,
     FIRST_EDGE,
     GRAIN,
     SEGMENT,
     SHIFT,
+    HopOptions,
     edge_id,
     find_edges,
+    new_sample,
     stored_ids,
 )
 from dgl_mgpu.ops.library import Operator
@@ -43,23 +44,15 @@ from dgl_mgpu.ops.philox import SAMPLE_STREAM, SampleKey, below, philox
 from dgl_mgpu.ops.sample_weighted import EdgeTimes, weighting
 from dgl_mgpu.ops.view import INDICES, GraphView, RowView, TieredRows, tiered_rows
 
+#: An edge type.
+E = TypeVar("E", bound=Hashable)
+
 
 @Operator
 def sample_neighbors_op(
-    seeds: Tensor,
-    rows: TieredRows,
-    idtype: torch.dtype,
-    fanout: int,
-    replace: bool,
-    key: int,
-    sms: int = 0,
+    seeds: Tensor, rows: TieredRows, idtype: torch.dtype, options: HopOptions
 ) -> tuple[Tensor, Tensor, Tensor]:
-    total = torch.library.get_ctx().new_dynamic_size()
-    return (
-        seeds.new_empty(seeds.shape[0] + 1, dtype=torch.int64),
-        seeds.new_empty(total, dtype=idtype),
-        seeds.new_empty(total, dtype=idtype),
-    )
+    return new_sample(seeds, idtype)
 
 
 class SampledNeighbors(NamedTuple):
@@ -151,15 +144,15 @@ def sample_neighbors(
 
 
 def sample_etype_neighbors(
-    views: Mapping[str, GraphView],
-    seeds: Mapping[str, Tensor],
-    fanouts: int | Mapping[str, int],
+    views: Mapping[E, GraphView],
+    seeds: Mapping[E, Tensor],
+    fanouts: int | Mapping[E, int],
     key: SampleKey,
     *,
     replace: bool = False,
-    weights: Mapping[str, RowView] | None = None,
-    times: Mapping[str, EdgeTimes] | None = None,
-) -> dict[str, SampledNeighbors]:
+    weights: Mapping[E, RowView] | None = None,
+    times: Mapping[E, EdgeTimes] | None = None,
+) -> dict[E, SampledNeighbors]:
     """Sample in-edges of each seed, from each edge type on its own.
 
     Parameters
@@ -186,34 +179,20 @@ def sample_etype_neighbors(
         If an edge type is unknown or has no fanout; else as :func:`sample_neighbors`.
     """
     action = "sample neighbors of each edge type"
-    for name, types in (("seeds", seeds), ("weights", weights or {}), ("times", times or {})):
-        if unknown := [etype for etype in types if etype not in views]:
-            raise InvalidInputError(
-                action,
-                f"{name} names the unknown edge type {unknown[0]!r}",
-                f"use one of {list(views)}",
-            )
-    sampled = {}
-    for number, (etype, view) in enumerate(views.items()):
-        if etype not in seeds:
-            continue
-        fanout = fanouts.get(etype) if isinstance(fanouts, Mapping) else fanouts
-        if fanout is None:
-            raise InvalidInputError(
-                action,
-                f"there is no fanout for edge type {etype!r}",
-                "give each edge type a fanout; 0 leaves it out",
-            )
-        sampled[etype] = sample_neighbors(
+    check_types(views, action, seeds=seeds, weights=weights, times=times)
+    return {
+        etype: sample_neighbors(
             view,
             seeds[etype],
-            fanout,
+            fanout_of(fanouts, etype, action),
             with_fields(key, etype=number),
             replace=replace,
             weights=(weights or {}).get(etype),
             times=(times or {}).get(etype),
         )
-    return sampled
+        for number, (etype, view) in enumerate(views.items())
+        if etype in seeds
+    }
 
 
 #: Seeds sampled together, and the draws they may need together.
@@ -374,17 +353,11 @@ def _fill(
 
 @sample_neighbors_op.cpu
 def _sample_neighbors(
-    seeds: Tensor,
-    rows: TieredRows,
-    idtype: torch.dtype,
-    fanout: int,
-    replace: bool,
-    key: int,
-    sms: int,
+    seeds: Tensor, rows: TieredRows, idtype: torch.dtype, options: HopOptions
 ) -> tuple[Tensor, Tensor, Tensor]:
-    tiers, pointers, position, num_rows = rows
-    graph = rows_argument(tiers, pointers, position)
-    ranges = find_edges(seeds, graph, num_rows)
+    fanout, replace, key, _ = options
+    graph = rows_argument(*rows[:3])
+    ranges = find_edges(seeds, graph, rows.num_rows)
     replace = replace and fanout >= 0
     indptr = torch.zeros(seeds.numel() + 1, dtype=torch.int64)
     largest = _count(ranges, fanout, replace, indptr.numpy())

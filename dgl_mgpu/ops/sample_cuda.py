@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,13 +12,14 @@ from torch import Tensor
 from dgl_mgpu.ops import device as gpu
 from dgl_mgpu.ops.check import raise_at_bad_id
 from dgl_mgpu.ops.device import Kernel, buckets_of, c_type, position_pointer, position_type
+from dgl_mgpu.ops.edges import HopOptions
 from dgl_mgpu.ops.sample import sample_neighbors_op
 from dgl_mgpu.ops.view import TieredRows
-from dgl_mgpu.ops.workspace import Workspace, beginning, workspace
+from dgl_mgpu.ops.workspace import NodePrefix, Workspace, beginning, workspace
 
 _THREADS = 256
 #: Edges up to which the largest possible sample is allocated in advance.
-_MOST_EDGES = 1 << 27
+_MAX_EDGES = 1 << 27
 
 
 @functools.cache
@@ -52,43 +54,44 @@ NO_ORDER = (0,) * 5
 _NO_ORDER_STRUCT = gpu.struct(*NO_ORDER)
 
 
+class HopOutputs(NamedTuple):
+    """What a hop is written to: neighbors and edge ids from the place on that ``start`` has."""
+
+    indptr: Tensor
+    start: Tensor | None
+    neighbors: Tensor
+    eids: Tensor
+
+
 def sample_hop(
     space: Workspace,
-    seeds: Tensor,
-    count: int,
-    exact: Tensor | None,
+    seeds: NodePrefix,
     rows: TieredRows,
-    fanout: int,
-    replace: bool,
-    key: int,
-    indptr: Tensor,
-    start: Tensor | None,
-    neighbors: Tensor,
-    eids: Tensor,
+    options: HopOptions,
+    out: HopOutputs,
     report: Tensor,
-    sms: int,
     ordered_from: int = 0,
 ) -> None:
-    """Launch the sampling of one hop of at most ``count`` seeds; see ``kernels/sample.cu``.
+    """Launch the sampling of one hop; see ``kernels/sample.cu``.
 
     From ``ordered_from`` seeds on, they are taken in the order of their edges' addresses; 0 for
     never.
     """
     tiers, pointers, position, num_rows = rows
-    ordered = 0 < ordered_from <= count
-    types = f"{c_type(seeds.dtype)}, {c_type(eids.dtype)}, {position_type(position)}"
+    nodes, count, _ = seeds
+    fanout, replace, key, sms = options
+    device, ordered = nodes.device, 0 < ordered_from <= count
+    types = f"{c_type(nodes.dtype)}, {c_type(out.eids.dtype)}, {position_type(position)}"
     types += f", {'true' if ordered else 'false'}"
     order = _NO_ORDER_STRUCT
     if ordered:
         order = gpu.struct(*seed_order(space.buffer, count, num_rows, ordered_from))
     kernel = _kernel("sample_hop", types)
-    blocks = _blocks(kernel, count, seeds.device, sms)
+    blocks = _blocks(kernel, count, device, sms)
     kernel(
-        blocks, _THREADS, seeds, count, exact, tiers, len(tiers), pointers,
-        position_pointer(position), num_rows, fanout, replace, key,
-        *range_buffers(space.buffer, count), indptr, start, neighbors, eids,
-        space.control(blocks), report, order,
-        device=seeds.device,
+        blocks, _THREADS, *seeds, tiers, len(tiers), pointers, position_pointer(position), num_rows,
+        fanout, replace, key, *range_buffers(space.buffer, count), *out, space.control(blocks),
+        report, order, device=device,
     )  # fmt: skip
 
 
@@ -99,15 +102,10 @@ def _blocks(kernel: Kernel, count: int, device: torch.device, sms: int) -> int:
 
 @sample_neighbors_op.cuda
 def _sample_neighbors(
-    seeds: Tensor,
-    rows: TieredRows,
-    idtype: torch.dtype,
-    fanout: int,
-    replace: bool,
-    key: int,
-    sms: int,
+    seeds: Tensor, rows: TieredRows, idtype: torch.dtype, options: HopOptions
 ) -> tuple[Tensor, Tensor, Tensor]:
     tiers, pointers, position, num_rows = rows
+    fanout, replace, key, sms = options
     device, count, space = seeds.device, seeds.numel(), workspace(seeds.device)
     gpu.raise_faults(device, wait=False)
     indptr = torch.empty(count + 1, dtype=torch.int64, device=device)
@@ -122,16 +120,14 @@ def _sample_neighbors(
         return total
 
     with space.lock:
-        if fanout >= 0 and count * fanout <= _MOST_EDGES:
+        if fanout >= 0 and count * fanout <= _MAX_EDGES:
             try:
                 neighbors, eids = room(count * fanout)
             except torch.cuda.OutOfMemoryError:
                 pass  # the sample itself may be much smaller
             else:
-                sample_hop(
-                    space, seeds, count, None, rows, fanout, replace, key, indptr, None,
-                    neighbors, eids, space.report, sms,
-                )  # fmt: skip
+                out = HopOutputs(indptr, None, neighbors, eids)
+                sample_hop(space, NodePrefix(seeds, count), rows, options, out, space.report)
                 total = read_report()
                 return indptr, beginning(neighbors, total), beginning(eids, total)
         types = f"{c_type(seeds.dtype)}, {c_type(idtype)}, {position_type(position)}"

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Generic, ParamSpec, TypeVar
+
+import torch
+from torch import Tensor
+
+from dgl_mgpu.ops.library import direct
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -40,6 +46,17 @@ class SampleFuture(Generic[T]):
     def then(self, function: Callable[[T], U]) -> SampleFuture[U]:
         """A future of ``function`` of the result, called when that future is waited for."""
         return SampleFuture(lambda: function(self.result()))
+
+
+def start(name: str, tensors: tuple[Tensor, ...], arguments: tuple[Any, ...]) -> SampleFuture[Any]:
+    """Start an operator on its arguments, among which ``tensors`` are.
+
+    Where it cannot be started, it runs when the result is asked for.
+    """
+    start_now = direct(f"{name}_async", tensors, even_profiled=True)
+    if start_now is not None:
+        return start_now(*arguments)
+    return SampleFuture(partial(getattr(torch.ops.dgl_mgpu, name).default, *arguments))
 
 
 class HopsFuture(SampleFuture[Any]):

@@ -42,8 +42,10 @@ from dgl_mgpu.ops.edges import (
     GRAIN,
     SEGMENT,
     SHIFT,
+    HopOptions,
     edge_id,
     find_edges,
+    new_sample,
     stored_ids,
 )
 from dgl_mgpu.ops.library import Operator
@@ -85,17 +87,9 @@ def sample_neighbors_weighted_op(
     rows: TieredRows,
     idtype: torch.dtype,
     weighting: Weighting,
-    fanout: int,
-    replace: bool,
-    key: int,
-    sms: int = 0,
+    options: HopOptions,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    total = torch.library.get_ctx().new_dynamic_size()
-    return (
-        seeds.new_empty(seeds.shape[0] + 1, dtype=torch.int64),
-        seeds.new_empty(total, dtype=idtype),
-        seeds.new_empty(total, dtype=idtype),
-    )
+    return new_sample(seeds, idtype)
 
 
 @Operator
@@ -252,7 +246,7 @@ def check_weights(view: GraphView, weights: RowView) -> None:
 
 
 #: Nodes checked at a time by ``check_weights``, to bound its memory.
-_CHECKED_TOGETHER = 1 << 20
+CHECKED_TOGETHER = 1 << 20
 _ONE = np.uint64(1)
 
 #: Weights and the bytes of one: 4 or 8 of a float, 1 of a mask, 0 where all weights are 1. Times
@@ -412,14 +406,14 @@ def _fill(
     indptr: np.ndarray, replace: bool, key: int, neighbors: int, eids: int,
 ) -> None:  # fmt: skip
     """Write the samples of seeds ``[begin, end)`` to the addresses ``neighbors`` and ``eids``."""
-    most_edges = 0
-    most_picks = 0
+    max_edges = 0
+    max_picks = 0
     for place in range(begin, end):
-        most_edges = max(most_edges, ranges[place, DEGREE])
-        most_picks = max(most_picks, indptr[place + 1] - indptr[place])
-    picks = np.empty(most_picks, np.int64)
-    keys = np.empty(most_picks, np.float64)
-    sums = np.empty(most_edges if replace else 0, np.uint64)
+        max_edges = max(max_edges, ranges[place, DEGREE])
+        max_picks = max(max_picks, indptr[place + 1] - indptr[place])
+    picks = np.empty(max_picks, np.int64)
+    keys = np.empty(max_picks, np.float64)
+    sums = np.empty(max_edges if replace else 0, np.uint64)
 
     for place in range(begin, end):
         to = indptr[place]
@@ -485,16 +479,13 @@ def _sample_neighbors_weighted(
     rows: TieredRows,
     idtype: torch.dtype,
     weighting: Weighting,
-    fanout: int,
-    replace: bool,
-    key: int,
-    sms: int,
+    options: HopOptions,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    tiers, pointers, position, num_rows = rows
-    graph = rows_argument(tiers, pointers, position)
+    fanout, replace, key, _ = options
+    graph = rows_argument(*rows[:3])
     edge_weights = _weights_argument(weighting)
     width = idtype.itemsize
-    ranges, positive, largest = _checked(seeds, graph, num_rows, width, edge_weights)
+    ranges, positive, largest = _checked(seeds, graph, rows.num_rows, width, edge_weights)
     replace = replace and fanout >= 0
     counts = positive if fanout < 0 else np.minimum(positive, fanout)
     if replace:
@@ -515,9 +506,8 @@ def _sample_neighbors_weighted(
 def _check_weights(
     rows: TieredRows, idtype: torch.dtype, weights: Sequence[Tensor], weight_dtype: torch.dtype
 ) -> None:
-    tiers, pointers, position, num_rows = rows
-    graph = rows_argument(tiers, pointers, position)
+    graph, num_rows = rows_argument(*rows[:3]), rows.num_rows
     edge_weights = _weights_argument(Weighting(weights, weight_dtype, [], None, None))
-    for start in range(0, num_rows, _CHECKED_TOGETHER):
-        nodes = torch.arange(start, min(start + _CHECKED_TOGETHER, num_rows))
+    for start in range(0, num_rows, CHECKED_TOGETHER):
+        nodes = torch.arange(start, min(start + CHECKED_TOGETHER, num_rows))
         _checked(nodes, graph, num_rows, idtype.itemsize, edge_weights)

@@ -12,13 +12,16 @@ from torch import Tensor
 from dgl_mgpu.ops import device as gpu
 from dgl_mgpu.ops.check import raise_at_bad_id
 from dgl_mgpu.ops.device import Kernel, blocks_within, c_type, position_pointer, position_type
+from dgl_mgpu.ops.edges import HopOptions
 from dgl_mgpu.ops.sample_weighted import (
+    CHECKED_TOGETHER,
     Weighting,
     check_weights_op,
     raise_bad_weight,
     sample_neighbors_weighted_op,
 )
 from dgl_mgpu.ops.view import TieredRows
+from dgl_mgpu.ops.workspace import NodePrefix
 
 _THREADS = 512
 #: Of what the kernels know of a seed, ``SeedEdges``: the int64 in it, and which is ``positive``.
@@ -26,11 +29,9 @@ _SEED_EDGES, _POSITIVE = 7, 5
 #: Of what they tell each other and the host, ``Control``: the int64 in it, and which is what.
 CONTROL, _TOTAL, _FAR, END = 8, 2, 3, 7
 #: Edges that a block looks at together, bytes of a candidate, and memory for those of all blocks.
-_EDGES_TOGETHER, _CANDIDATE, _MOST_CANDIDATES = 1024, 16, 1 << 28
+_EDGES_TOGETHER, _CANDIDATE, _MAX_CANDIDATES = 1024, 16, 1 << 28
 #: Edges selected of a seed for which a block's shared memory has room.
-MOST_PICKS = 2048 - _EDGES_TOGETHER
-#: Nodes checked at a time by ``check_weights``, to bound its memory.
-_CHECKED_TOGETHER = 1 << 20
+MAX_PICKS = 2048 - _EDGES_TOGETHER
 #: ``Stored``: how a kernel knows a type of weights or times.
 _STORED = {
     torch.bool: 1,
@@ -70,39 +71,35 @@ def _edge_values(view: Sequence[Tensor], dtype: torch.dtype | None) -> tuple[Any
 class Weighed:
     """Seeds whose edges have been weighed; all results are on the device.
 
-    Of ``seeds`` the first ``count`` are taken at most: ``exact`` of them, where that number on the
-    device is given.  ``rows`` are the topology's, ``weights`` what :func:`edge_weights` returns.
-    ``num_nodes`` is 0 but for seeds that are nodes at a time (``kernels/weighted.cuh``).
-    ``control``, int64, shape (CONTROL,), has zeros, which the kernels change.
+    ``rows`` are the topology's, ``weights`` what :func:`edge_weights` returns.  ``num_nodes`` is 0
+    but for seeds that are nodes at a time (``kernels/weighted.cuh``).  ``control``, int64, shape
+    (CONTROL,), has zeros, which the kernels change.
     """
 
     def __init__(
         self,
-        seeds: Tensor,
-        count: int,
-        exact: Tensor | None,
+        seeds: NodePrefix,
         rows: TieredRows,
         idtype: torch.dtype,
         weights: np.ndarray,
         num_nodes: int,
-        fanout: int,
-        replace: bool,
+        options: HopOptions,
         control: Tensor,
-        sms: int = 0,
     ) -> None:
         tiers, pointers, position, num_rows = rows
-        device = seeds.device
-        self._seeds, self._count, self._exact, self._num_nodes = seeds, count, exact, num_nodes
-        self._pointers, self._weights, self._device, self._sms = pointers, weights, device, sms
-        self._fanout, self._replace, self._control = fanout, replace, control
+        nodes, count, exact = seeds
+        fanout, replace, _, sms = options
+        device = nodes.device
+        self._seeds, self._num_nodes, self._options = seeds, num_nodes, options
+        self._pointers, self._weights, self._control = pointers, weights, control
         self.ranges = torch.empty((count, _SEED_EDGES), dtype=torch.int64, device=device)
         self._hubs = torch.empty(count, dtype=torch.int64, device=device)
         self.indptr = torch.zeros(count + 1, dtype=torch.int64, device=device)
-        types = f"{c_type(seeds.dtype)}, {c_type(idtype)}, {position_type(position)}"
+        types = f"{c_type(nodes.dtype)}, {c_type(idtype)}, {position_type(position)}"
         find = Kernel("weigh.cu", f"dgl_mgpu::find<{types}>")
         find(
             blocks_within(find, _THREADS, -(-count // _THREADS), device, sms), _THREADS,
-            *(seeds, count, exact, num_nodes, tiers, len(tiers), pointers),
+            *(*seeds, num_nodes, tiers, len(tiers), pointers),
             *(position_pointer(position), num_rows, fanout, replace, self.ranges, self._hubs),
             control, device=device,
         )  # fmt: skip
@@ -115,37 +112,28 @@ class Weighed:
         self.indptr.cumsum_(0)
 
     def fill(
-        self,
-        key: int,
-        far: bool,
-        num_sources: int,
-        start: Tensor | None,
-        neighbors: Tensor,
-        eids: Tensor,
+        self, far: bool, num_sources: int, start: Tensor | None, neighbors: Tensor, eids: Tensor
     ) -> None:
         """Write the samples, from the place on that ``start`` has.
 
         ``far`` says whether a block may need more room for candidates than its shared memory.
         """
-        types = ", ".join(map(c_type, (self._seeds.dtype, eids.dtype, neighbors.dtype)))
+        nodes, count, _ = self._seeds
+        fanout, replace, key, sms = self._options
+        device = nodes.device
+        types = ", ".join(map(c_type, (nodes.dtype, eids.dtype, neighbors.dtype)))
         fill = Kernel("sample_weighted.cu", f"dgl_mgpu::fill<{types}>")
-        wanted = -(-32 * self._count // _THREADS)
-        blocks = blocks_within(fill, _THREADS, wanted, self._device, self._sms)
+        blocks = blocks_within(fill, _THREADS, -(-32 * count // _THREADS), device, sms)
         candidates, room = None, 0
         if far:
-            room = 1 << (self._fanout + _EDGES_TOGETHER - 1).bit_length()
-            blocks = max(1, min(blocks, _MOST_CANDIDATES // (room * _CANDIDATE)))
-            candidates = torch.empty(
-                blocks * room * _CANDIDATE, dtype=torch.uint8, device=self._device
-            )
+            room = 1 << (fanout + _EDGES_TOGETHER - 1).bit_length()
+            blocks = max(1, min(blocks, _MAX_CANDIDATES // (room * _CANDIDATE)))
+            candidates = torch.empty(blocks * room * _CANDIDATE, dtype=torch.uint8, device=device)
         fill(
-            blocks,
-            _THREADS,
-            *(self._seeds, self._count, self._exact, self._num_nodes, num_sources),
-            *(self._pointers, self._weights, self._fanout, self._replace, key, self.ranges),
-            *(self._hubs, self.indptr, candidates, room, start, neighbors, eids, self._control),
-            device=self._device,
-        )
+            blocks, _THREADS, *self._seeds, self._num_nodes, num_sources, self._pointers,
+            self._weights, fanout, replace, key, self.ranges, self._hubs, self.indptr, candidates,
+            room, start, neighbors, eids, self._control, device=device,
+        )  # fmt: skip
 
 
 def raise_if_bad(
@@ -161,18 +149,12 @@ def raise_if_bad(
 
 
 def _weigh(
-    seeds: Tensor,
-    rows: TieredRows,
-    idtype: torch.dtype,
-    weights: np.ndarray,
-    fanout: int,
-    replace: bool,
-    sms: int = 0,
+    seeds: Tensor, rows: TieredRows, idtype: torch.dtype, weights: np.ndarray, options: HopOptions
 ) -> tuple[Weighed, int, bool]:
     """Weigh the edges of seeds, and wait for the size of the sample and whether it is far."""
     device, count = seeds.device, seeds.numel()
     control = torch.zeros(CONTROL, dtype=torch.int64, device=device)
-    weighed = Weighed(seeds, count, None, rows, idtype, weights, 0, fanout, replace, control, sms)
+    weighed = Weighed(NodePrefix(seeds, count), rows, idtype, weights, 0, options, control)
     report = gpu.driver.host_buffer(CONTROL)
     report.copy_(control, non_blocking=True)
     gpu.driver.synchronize(device)
@@ -187,19 +169,16 @@ def _sample_neighbors_weighted(
     rows: TieredRows,
     idtype: torch.dtype,
     weighting: Weighting,
-    fanout: int,
-    replace: bool,
-    key: int,
-    sms: int,
+    options: HopOptions,
 ) -> tuple[Tensor, Tensor, Tensor]:
     gpu.raise_faults(seeds.device, wait=False)
-    replace = replace and fanout >= 0
+    options = options._replace(replace=options.replace and options.fanout >= 0)
     values = edge_weights(weighting)
-    weighed, total, far = _weigh(seeds, rows, idtype, values, fanout, replace, sms)
+    weighed, total, far = _weigh(seeds, rows, idtype, values, options)
     neighbors = torch.empty(total, dtype=idtype, device=seeds.device)
     eids = torch.empty_like(neighbors)
     if total:
-        weighed.fill(key, far, 0, None, neighbors, eids)
+        weighed.fill(far, 0, None, neighbors, eids)
     return weighed.indptr, neighbors, eids
 
 
@@ -210,7 +189,7 @@ def _check_weights(
     device = rows.tiers.device
     gpu.raise_faults(device, wait=False)
     values = edge_weights(Weighting(weights, weight_dtype, [], None, None))
-    for start in range(0, rows.num_rows, _CHECKED_TOGETHER):
-        stop = min(start + _CHECKED_TOGETHER, rows.num_rows)
+    for start in range(0, rows.num_rows, CHECKED_TOGETHER):
+        stop = min(start + CHECKED_TOGETHER, rows.num_rows)
         nodes = torch.arange(start, stop, device=device)
-        _weigh(nodes, rows, idtype, values, -1, False)
+        _weigh(nodes, rows, idtype, values, HopOptions(-1, False, 0))

@@ -25,7 +25,7 @@ from torch import Tensor
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.ops import device as gpu
 from dgl_mgpu.ops import parallel
-from dgl_mgpu.ops.check import check_ids, raise_at_bad_id
+from dgl_mgpu.ops.check import check_ids, check_tensor, raise_at_id_outside
 from dgl_mgpu.ops.device import Kernel, c_type, position_pointer, position_type
 from dgl_mgpu.ops.library import Operator, Size, Written
 from dgl_mgpu.ops.memory import (
@@ -234,11 +234,13 @@ def scatter_rows(view: RowView, ids: Tensor, rows: Tensor, shares: Tensor | None
     action = f"write rows of a table of {view.num_rows} rows"
     _check_reachable(view, "the table", action)
     ids = check_ids(ids, action, view.tiers.device)
-    rows = _checked_rows(rows, "rows", ids, view.row_shape, view.dtype, action)
+    shape = (ids.numel(), *view.row_shape)
+    check_tensor(rows, "rows", action, view.dtype, shape, ids.device)
     shares = _checked_shares(shares, view, action)
     torch.ops.dgl_mgpu.scatter_rows(
-        ids, rows, view.tiers, view.pointers, view.position, shares, view.num_rows
-    )
+        ids, rows.detach().contiguous(), view.tiers, view.pointers, view.position, shares,
+        view.num_rows,
+    )  # fmt: skip
 
 
 def update_rows(tables: AlignedTables, ids: Tensor, gradients: Tensor, rule: Rule) -> None:
@@ -271,7 +273,8 @@ def update_rows(tables: AlignedTables, ids: Tensor, gradients: Tensor, rule: Rul
     """
     action = f"update rows of a table of {tables.num_rows} rows"
     ids = check_ids(ids, action, tables.tiers.device)
-    gradients = _checked_rows(gradients, "gradients", ids, tables.row_shape, torch.float32, action)
+    shape = (ids.numel(), *tables.row_shape)
+    check_tensor(gradients, "gradients", action, torch.float32, shape, ids.device)
     num_states = tables.pointers.shape[1] - 1
     if num_states != rule.num_states:
         raise InvalidInputError(
@@ -280,16 +283,9 @@ def update_rows(tables: AlignedTables, ids: Tensor, gradients: Tensor, rule: Rul
             f"pass {rule.num_states} of them",
         )
     torch.ops.dgl_mgpu.update_rows(
-        ids,
-        gradients,
-        tables.tiers,
-        tables.pointers,
-        tables.position,
-        tables.shares,
-        tables.num_rows,
-        rule.number,
-        rule.settings,
-    )
+        ids, gradients.detach().contiguous(), tables.tiers, tables.pointers, tables.position,
+        tables.shares, tables.num_rows, rule.number, rule.settings,
+    )  # fmt: skip
 
 
 def _check_reachable(view: RowView, what: str, action: str) -> None:
@@ -301,34 +297,11 @@ def _check_reachable(view: RowView, what: str, action: str) -> None:
         )
 
 
-def _checked_rows(
-    rows: Tensor,
-    name: str,
-    ids: Tensor,
-    row_shape: tuple[int, ...],
-    dtype: torch.dtype,
-    action: str,
-) -> Tensor:
-    shape = (ids.numel(), *row_shape)
-    if tuple(rows.shape) != shape or rows.dtype != dtype or rows.device != ids.device:
-        raise InvalidInputError(
-            action,
-            f"{name} has shape {tuple(rows.shape)} and dtype {rows.dtype} on {rows.device}",
-            f"pass {name} of shape {shape} and dtype {dtype} on {ids.device}",
-        )
-    return rows.detach().contiguous()
-
-
 def _checked_shares(shares: Tensor | None, view: RowView, action: str) -> Tensor:
     if shares is None:
         return view.pointers.new_empty((0, 2))
     shape = (len(view.pointers), 2)
-    if tuple(shares.shape) != shape or shares.dtype != torch.int64:
-        raise InvalidInputError(
-            action,
-            f"shares has shape {tuple(shares.shape)} and dtype {shares.dtype}",
-            f"pass shares of shape {shape} and dtype torch.int64",
-        )
+    check_tensor(shares, "shares", action, torch.int64, shape, shares.device)
     return shares.to(view.pointers.device).contiguous()
 
 
@@ -419,8 +392,7 @@ def _sorted(ids: Tensor, num_rows: int, action: str) -> tuple[Tensor, Tensor]:
     """Ids in ascending order and the place of each, equal ones as they came."""
     sorted_ids, order = torch.sort(ids, stable=True)
     if sorted_ids[0] < 0 or sorted_ids[-1] >= num_rows:
-        bad = (ids < 0) | (ids >= num_rows)
-        raise_at_bad_id([int(bad.nonzero()[0])], ids, num_rows, action)
+        raise_at_id_outside(ids, num_rows, action)
     return sorted_ids, order
 
 

@@ -7,41 +7,45 @@ import math
 import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.ops import device as gpu
-from dgl_mgpu.ops.check import check_ids
+from dgl_mgpu.ops.check import DTYPES, check_ids
 from dgl_mgpu.ops.device import Kernel, c_type
 from dgl_mgpu.ops.library import Operator, call
+from dgl_mgpu.ops.spmm_layout import ELEMENTS, VECTOR_BYTES
 
-DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 OPERATIONS = ("add", "sub", "mul", "div", "dot", "copy_lhs", "copy_rhs")
 TARGETS = ("u", "e", "v")
 
 
+class EdgeOperation(NamedTuple):
+    """The operation as :func:`sddmm` takes it."""
+
+    src: Tensor
+    dst: Tensor
+    lhs: Tensor | None
+    rhs: Tensor | None
+    op: str
+    lhs_target: str
+    rhs_target: str
+
+    def operands(self) -> tuple[Tensor, Tensor]:
+        """Both operands; what a copy reads stands for the other, too."""
+        left = self.rhs if self.op == "copy_rhs" else self.lhs
+        right = left if self.op.startswith("copy") else self.rhs
+        assert left is not None and right is not None  # the public function has checked it
+        return left, right
+
+
 @Operator
-def sddmm_op(
-    src: Tensor,
-    dst: Tensor,
-    lhs: Tensor | None,
-    rhs: Tensor | None,
-    op: str,
-    lhs_target: str,
-    rhs_target: str,
-) -> Tensor:
-    left, right = operands(op, lhs, rhs)
-    return left.new_empty(src.shape[0], *out_shape(op, left.shape[1:], right.shape[1:]))
-
-
-def operands(op: str, lhs: Tensor | None, rhs: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Both operands; what a copy reads stands for the other, too."""
-    left = rhs if op == "copy_rhs" else lhs
-    right = left if op.startswith("copy") else rhs
-    assert left is not None and right is not None  # the public function has checked it
-    return left, right
+def sddmm_op(of: EdgeOperation) -> Tensor:
+    left, right = of.operands()
+    return left.new_empty(of.src.shape[0], *out_shape(of.op, left.shape[1:], right.shape[1:]))
 
 
 def out_shape(
@@ -89,7 +93,7 @@ def sddmm(
     InvalidInputError
         If a name is unknown or dtypes, shapes or devices do not fit.
     """
-    action = _asked(op, lhs_target, rhs_target)
+    action = _action(op, lhs_target, rhs_target)
     if op not in OPERATIONS:
         raise InvalidInputError(
             action, f"there is no op={op!r}", f"pass one of {', '.join(OPERATIONS)}"
@@ -120,7 +124,7 @@ def sddmm(
 
 
 @functools.lru_cache(maxsize=256)
-def _asked(op: str, lhs_target: str, rhs_target: str) -> str:
+def _action(op: str, lhs_target: str, rhs_target: str) -> str:
     return f"compute {op} of '{lhs_target}' and '{rhs_target}' for every edge"
 
 
@@ -183,34 +187,22 @@ _TORCH_OPERATIONS = {
 
 
 @sddmm_op.cpu
-def _sddmm_cpu(
-    src: Tensor,
-    dst: Tensor,
-    lhs: Tensor | None,
-    rhs: Tensor | None,
-    op: str,
-    lhs_target: str,
-    rhs_target: str,
-) -> Tensor:
-    left, right = operands(op, lhs, rhs)
+def _sddmm_cpu(of: EdgeOperation) -> Tensor:
+    src, dst, _, _, op, lhs_target, rhs_target = of
+    left, right = of.operands()
     shape = out_shape(op, left.shape[1:], right.shape[1:])
     out = left.new_empty(len(src), *shape)
     for begin in range(0, len(src), _EDGES_AT_A_TIME):
         edges = slice(begin, begin + _EDGES_AT_A_TIME)
         rows: Mapping[str, Tensor | slice] = {"u": src[edges], "e": edges, "v": dst[edges]}
-        if op == "copy_lhs":
-            assert lhs is not None
-            out[edges] = lhs[rows[lhs_target]]
-        elif op == "copy_rhs":
-            assert rhs is not None
-            out[edges] = rhs[rows[rhs_target]]
+        if op.startswith("copy"):
+            out[edges] = left[rows[rhs_target if op == "copy_rhs" else lhs_target]]
         else:
-            assert lhs is not None and rhs is not None
-            left, right = lhs[rows[lhs_target]], rhs[rows[rhs_target]]
+            lhs, rhs = left[rows[lhs_target]], right[rows[rhs_target]]
             if out.dtype.itemsize == 2:
-                left, right = left.float(), right.float()
+                lhs, rhs = lhs.float(), rhs.float()
             dims = 1 + len(shape)
-            out[edges] = _TORCH_OPERATIONS[op](_padded(left, dims), _padded(right, dims))
+            out[edges] = _TORCH_OPERATIONS[op](_padded(lhs, dims), _padded(rhs, dims))
     return out
 
 
@@ -225,13 +217,6 @@ _VECTORS, _PRODUCTS = 4, 2
 #: Vectors of each operand that a lane has of a dot product, until there are a warp's.
 _LANE_VECTORS = 2
 _WARP = 32
-_VECTOR_BYTES = 16
-_ELEMENTS = {
-    torch.float64: "double",
-    torch.float32: "float",
-    torch.float16: "dgl_mgpu::Float16",
-    torch.bfloat16: "dgl_mgpu::BFloat16",
-}
 #: As kernels number them.
 _OPERATION_NUMBERS = {
     "copy_lhs": 0,
@@ -277,15 +262,8 @@ class _Plan:
 
 
 @sddmm_op.cuda
-def _sddmm_cuda(
-    src: Tensor,
-    dst: Tensor,
-    lhs: Tensor | None,
-    rhs: Tensor | None,
-    op: str,
-    lhs_target: str,
-    rhs_target: str,
-) -> Tensor:
+def _sddmm_cuda(of: EdgeOperation) -> Tensor:
+    src, dst, lhs, rhs, op, lhs_target, rhs_target = of
     left, left_target = (rhs, rhs_target) if op == "copy_rhs" else (lhs, lhs_target)
     right, right_target = (None, "e") if op.startswith("copy") else (rhs, rhs_target)
     assert left is not None
@@ -298,7 +276,7 @@ def _sddmm_cuda(
         src.dtype,
         left.shape[1:],
         left.shape[1:] if right is None else right.shape[1:],
-        math.gcd(_VECTOR_BYTES, left_address, right_address),
+        math.gcd(VECTOR_BYTES, left_address, right_address),
         device,
     )
     out = left.new_empty((num_edges, *plan.shape))
@@ -344,7 +322,7 @@ def _plan(
         name, pieces, at_once = "sddmm_dot", columns, _PRODUCTS * _THREADS // lanes
     else:
         name, pieces, at_once = "sddmm", columns // elements, _VECTORS * _THREADS
-    types = f"{c_type(id_dtype)}, {_ELEMENTS[dtype]}, {elements}"
+    types = f"{c_type(id_dtype)}, {ELEMENTS[dtype]}, {elements}"
     return _Plan(
         Kernel("sddmm.cu", f"dgl_mgpu::{name}<{types}>"),
         shape,

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.ops import parallel
-from dgl_mgpu.ops.check import ID_DTYPES
+from dgl_mgpu.ops.check import DTYPES, ID_DTYPES, MAX_ROW_BYTES, check_tensor
 from dgl_mgpu.ops.library import Operator, Sizes, Written, call
 from dgl_mgpu.ops.memory import inline, kernel, load_id, store_id
 
@@ -21,8 +21,6 @@ OPS = ("add", "sub", "mul", "div", "copy_lhs", "copy_rhs")
 REDUCES = ("sum", "mean", "max", "min")
 #: Those that choose one of the messages.
 CHOICES = ("max", "min")
-_LONGEST_ROW = 1 << 32
-DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
 def outputs(
@@ -161,20 +159,11 @@ def add_spmm(
     shape = message_shape(op, "sum", row_type(u), row_type(e))
     check_entries(indptr, indices, eids, u, e)
     example: Tensor = e if u is None else u  # type: ignore[assignment]
-    expected = (indptr.shape[0] - 1, *shape)
-    if (
-        out.shape != expected
-        or out.dtype != example.dtype
-        or out.device != indptr.device
-        or not out.is_contiguous()
-        or out.data_ptr() % 16
-    ):
+    action, out_shape = "add sums of messages", (indptr.shape[0] - 1, *shape)
+    check_tensor(out, "out", action, example.dtype, out_shape, indptr.device, contiguous=True)
+    if out.data_ptr() % 16:
         raise InvalidInputError(
-            "add sums of messages",
-            f"out has dtype {out.dtype}, shape {tuple(out.shape)} and strides {out.stride()}, and"
-            f" is on '{out.device}' at address {out.data_ptr()}",
-            f"pass a contiguous out of dtype {example.dtype} and shape {expected} on"
-            f" '{indptr.device}', at a multiple of 16 bytes",
+            action, f"out is at address {out.data_ptr()}", "pass it at a multiple of 16 bytes"
         )
     call("add_spmm", (out, indptr, indices, eids, u, e), op)
 
@@ -212,15 +201,8 @@ def spmm_shares(indptr: Tensor, indices: Tensor, bounds: Tensor, u: Tensor) -> T
     """
     message_shape("copy_lhs", "sum", row_type(u), None)
     check_entries(indptr, indices, None, u, None)
-    if (bounds.dtype, bounds.device) != (indptr.dtype, indptr.device) or bounds.shape != (
-        u.shape[0] + 1,
-    ):
-        raise InvalidInputError(
-            "add shares of rows",
-            f"bounds has dtype {bounds.dtype} and shape {tuple(bounds.shape)} on '{bounds.device}'",
-            f"pass bounds of dtype {indptr.dtype} and shape ({u.shape[0] + 1},) on"
-            f" '{indptr.device}'",
-        )
+    shape = (u.shape[0] + 1,)
+    check_tensor(bounds, "bounds", "add shares of rows", indptr.dtype, shape, indptr.device)
     return call("spmm_shares", (indptr, indices, bounds, u))
 
 
@@ -275,9 +257,9 @@ def _message_shape(op: str, reduce: str, u: RowType | None, e: RowType | None) -
             f"the rows have shapes {tuple(shapes[0])} and {tuple(shapes[1])}",
             "pass shapes that broadcast against each other",
         ) from error
-    if math.prod(shape) * dtypes.pop().itemsize >= _LONGEST_ROW:
+    if math.prod(shape) * dtypes.pop().itemsize >= MAX_ROW_BYTES:
         raise InvalidInputError(
-            action, f"a message has shape {shape}", f"pass rows of less than {_LONGEST_ROW} bytes"
+            action, f"a message has shape {shape}", f"pass rows of less than {MAX_ROW_BYTES} bytes"
         )
     return shape
 

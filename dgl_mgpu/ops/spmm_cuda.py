@@ -66,29 +66,26 @@ class _Plan:
 def _spmm(messages: MessageOperands, shape: Sequence[int], op: str, reduce: str) -> list[Tensor]:
     indptr, _, _, u, e = messages
     out, arg_u, arg_e = outputs(indptr, u, e, shape, reduce)
-    _multiply(*messages, shape, op, _REDUCTIONS[reduce], out, arg_u, arg_e)
+    _multiply(messages, shape, op, _REDUCTIONS[reduce], out, arg_u, arg_e)
     return [tensor for tensor in (out, arg_u, arg_e) if tensor is not None]
 
 
 @add_spmm_op.cuda
 def _add_spmm(out: Tensor, messages: MessageOperands, op: str) -> None:
-    _multiply(*messages, list(out.shape[1:]), op, _ADDED, out)
+    _multiply(messages, list(out.shape[1:]), op, _ADDED, out)
 
 
 @spmm_shares_op.cuda
 def _spmm_shares(indptr: Tensor, indices: Tensor, bounds: Tensor, u: Tensor) -> Tensor:
     shape = u.shape[1:]
     out = u.new_empty((indptr.shape[0] - 1, *shape))
-    _multiply(indptr, indices, None, u, None, shape, _SHARE, "Total", out, bounds=bounds)
+    messages = MessageOperands(indptr, indices, None, u, None)
+    _multiply(messages, shape, _SHARE, "Total", out, bounds=bounds)
     return out
 
 
 def _multiply(
-    indptr: Tensor,
-    indices: Tensor | None,
-    eids: Tensor | None,
-    u: Tensor | None,
-    e: Tensor | None,
+    messages: MessageOperands,
     shape: Sequence[int],
     op: str,
     reduction: str,
@@ -103,6 +100,7 @@ def _multiply(
     """
     if out.numel() == 0:
         return
+    indptr, indices, eids, u, e = messages
     # A lone operand is the left one.
     left, left_ids, left_choice = (e, eids, arg_e) if u is None else (u, indices, arg_u)
     right, right_ids, right_choice = (None, None, None) if u is None else (e, eids, arg_e)

@@ -12,14 +12,14 @@ from torch import Tensor
 from dgl_mgpu.ops import device as gpu
 
 #: Rows and entries that are worth a warp.
-_SHORTEST_SHARE = 64
+_MIN_SHARE = 64
 #: As many as a warp can count with 32 bits, with the rest of the row that its share ends in.
-_LONGEST_SHARE = (1 << 30) - 1
+_MAX_SHARE = (1 << 30) - 1
 #: Warps for a multiprocessor where there are many rows and entries: at least, and at most. What it
 #: holds at once is a small part, so that none is left with nothing to do for long; and where
 #: neighbours lie near each other, the rows that are read at one time stay in the cache. The wider
 #: rows are, the fewer of them fit: so many warps for each of their bytes.
-_FEWEST_WARPS, _MOST_WARPS, _WARPS_PER_BYTE = 1024, 2048, 4
+_MIN_WARPS, _MAX_WARPS, _WARPS_PER_BYTE = 1024, 2048, 4
 #: Where the cache has all rows anyway.
 _WARPS_IN_CACHE = 256
 #: Bytes for what shares have of rows: at most, and if that is more, this share of the result's.
@@ -30,7 +30,7 @@ _LANES = 32
 VECTOR_BYTES, _LINE = 16, 128
 #: Bytes of columns that a warp takes of a row: more columns are done by other warps, later.  Fewer
 #: where those of all rows that are read then stay in the cache, and its lines are still read whole.
-_WIDEST_TILE = _LANES * VECTOR_BYTES
+_MAX_TILE_BYTES = _LANES * VECTOR_BYTES
 #: Entries to a row that is read from which on it pays to copy rows to where they begin at lines, or
 #: at vectors.
 _ENTRIES_TO_COPY = 8
@@ -39,7 +39,7 @@ _OF_CACHE = 0.75
 #: Times as much as the cache has room for from which on tiles cost less than what it does not have.
 _WORTH_TILES = 1.75
 #: How many times there are blocks to join all shares' parts of rows, each for other columns.
-_MOST_TURNS = 8
+_MAX_TURNS = 8
 #: Most dimensions of an output's row, where neighbours that the same operands have are one.
 _DIMENSIONS = 4
 
@@ -72,7 +72,7 @@ def make_layout(
     right_shape: tuple[int, ...] | None,
     left_offset: int,
     right_offset: int,
-    tile_bytes: int = _WIDEST_TILE,
+    tile_bytes: int = _MAX_TILE_BYTES,
     left_row_bytes: int = 0,
 ) -> OperandLayout:
     """The layout of a product of rows of these shapes, None where there is no right operand.
@@ -130,7 +130,7 @@ def columns_in_cache(rows: Tensor | None, entries: int, whole: bool) -> tuple[in
     row to the next: more than a row has if they are to be copied.
     """
     if rows is None or not rows.numel():
-        return _WIDEST_TILE, False, 0
+        return _MAX_TILE_BYTES, False, 0
     count = rows.shape[0]
     row_bytes = rows.numel() // count * rows.element_size()
     many = entries >= _ENTRIES_TO_COPY * count
@@ -138,15 +138,15 @@ def columns_in_cache(rows: Tensor | None, entries: int, whole: bool) -> tuple[in
         row_bytes = _in_vectors(row_bytes)
     room = _OF_CACHE * gpu.driver.cache_bytes(rows.device)
     if room < count * row_bytes <= _WORTH_TILES * room:
-        return _WIDEST_TILE, False, row_bytes
-    tile = _WIDEST_TILE
+        return _MAX_TILE_BYTES, False, row_bytes
+    tile = _MAX_TILE_BYTES
     while count * min(row_bytes, tile) > room:
         if tile == _LINE:
-            return _WIDEST_TILE, False, row_bytes
+            return _MAX_TILE_BYTES, False, row_bytes
         tile //= 2
-    if tile < _WIDEST_TILE and row_bytes % _LINE:
+    if tile < _MAX_TILE_BYTES and row_bytes % _LINE:
         if not many:
-            return _WIDEST_TILE, False, row_bytes
+            return _MAX_TILE_BYTES, False, row_bytes
         row_bytes = -(-row_bytes // _LINE) * _LINE
     return tile, True, row_bytes
 
@@ -181,11 +181,11 @@ def shares(
     ``row_bytes`` are of a row of the result.  ``in_cache`` says that the cache has all rows that
     are read; there is room for ``most`` shares.
     """
-    warps = min(_MOST_WARPS, max(_FEWEST_WARPS, _WARPS_PER_BYTE * row_bytes))
+    warps = min(_MAX_WARPS, max(_MIN_WARPS, _WARPS_PER_BYTE * row_bytes))
     count = (_WARPS_IN_CACHE if in_cache else warps) * gpu.driver.num_sms(device)
     if most is not None:
         count = min(count, most)
-    share = min(_LONGEST_SHARE, max(_SHORTEST_SHARE, -(-length // count)))
+    share = min(_MAX_SHARE, max(_MIN_SHARE, -(-length // count)))
     return share, -(-length // share)
 
 
@@ -199,7 +199,7 @@ def joining_blocks(num_shares: int, width: int, threads: int) -> int:
     """Number of blocks that join the parts of rows that several shares have."""
     if num_shares < 2:
         return 0
-    turns = min(_MOST_TURNS, -(-width // _LANES))
+    turns = min(_MAX_TURNS, -(-width // _LANES))
     return -(-num_shares // threads) * turns
 
 

@@ -15,16 +15,14 @@ from torch import Tensor
 
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.ops import device as gpu
-from dgl_mgpu.ops.check import ID_DTYPES, check_integer
+from dgl_mgpu.ops.check import DTYPES, ID_DTYPES, MAX_ROW_BYTES, check_integer
 from dgl_mgpu.ops.device import Kernel, c_type
-from dgl_mgpu.ops.library import Operator, Size, call
+from dgl_mgpu.ops.library import Operator, Size, direct
 from dgl_mgpu.ops.spmm import add_spmm, spmm
 from dgl_mgpu.ops.spmm_layout import ELEMENTS, VECTOR_BYTES, joining_blocks
 
-DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-_LONGEST_ROW = 1 << 32
 #: MGG's search space (section 4).
-_MOST = {"ps": 32, "dist": 16, "wpb": 16}
+_MAX = {"ps": 32, "dist": 16, "wpb": 16}
 _ACTION = "add up rows in the memory of several ranks"
 
 
@@ -42,7 +40,7 @@ class Pipeline:
     wpb: int = 2  # warps per block; 1 to 16
 
     def __post_init__(self) -> None:
-        for name, most in _MOST.items():
+        for name, most in _MAX.items():
             value = check_integer(getattr(self, name), name, 1, "set up a pipeline")
             if value > most:
                 raise InvalidInputError(
@@ -71,15 +69,15 @@ class Sources(NamedTuple):
     rows: Tensor  # float32, float64, float16 or bfloat16, (num_own, width)
     bases: Tensor  # int64, (num_ranks,)
     starts: Tensor  # int64, (num_ranks,): number of each rank's first row, in ascending order
-    alignment: int = 16  # in bytes; every base is a multiple of it
+    alignment: Size = 16  # in bytes; every base is a multiple of it
 
 
 class Pairs(NamedTuple):
     """The pairs of partitions that rows are made of; see `pair_up`."""
 
     before: Tensor  # int64, (num_rows + 1,): how many pairs there are before each row
-    total: int
-    ps: int
+    total: Size
+    ps: Size
 
 
 def pair_up(local_indptr: Tensor, remote_indptr: Tensor, ps: int) -> Pairs:
@@ -94,37 +92,11 @@ def pair_up(local_indptr: Tensor, remote_indptr: Tensor, ps: int) -> Pairs:
     return Pairs(before, int(before[-1]), ps)
 
 
-class LocalEntries(NamedTuple):
-    """:class:`Entries` of rows in this rank's memory, as the operator takes them."""
-
-    local_indptr: Tensor
-    local_columns: Tensor
-    local_weights: Tensor | None
-
-
-class RemoteEntries(NamedTuple):
-    """:class:`Entries` of rows in other memories, as the operator takes them."""
-
-    remote_indptr: Tensor
-    remote_columns: Tensor
-    remote_weights: Tensor | None
-
-
 @Operator
 def spmm_remote_op(
-    local: LocalEntries,
-    remote: RemoteEntries,
-    rows: Tensor,
-    bases: Tensor,
-    starts: Tensor,
-    pairs: Tensor,
-    num_pairs: Size,
-    ps: Size,
-    dist: Size,
-    wpb: Size,
-    alignment: Size,
+    local: Entries, remote: Entries, pairs: Pairs, dist: Size, wpb: Size, sources: Sources
 ) -> Tensor:
-    return output(local.local_indptr, rows)
+    return output(local.indptr, sources.rows)
 
 
 def output(indptr: Tensor, rows: Tensor) -> Tensor:
@@ -166,20 +138,9 @@ def spmm_remote(
             f" not for {pipeline.ps} entries and {len(local.indptr) - 1} rows",
             "make pairs with pair_up for this graph and pipeline, or pass None",
         )
-    tensors = (*_spread(local), *_spread(remote), *sources[:3], pairs.before)
-    return call(
-        "spmm_remote",
-        tensors,
-        pairs.total,
-        pipeline.ps,
-        pipeline.dist,
-        pipeline.wpb,
-        sources.alignment,
-    )
-
-
-def _spread(entries: Entries) -> tuple[Tensor, Tensor, Tensor | None]:
-    return entries.indptr, entries.columns, entries.weights
+    function = direct("spmm_remote", (*local, *remote, *sources[:3], pairs.before))
+    function = function or torch.ops.dgl_mgpu.spmm_remote.default
+    return function(*local, *remote, *pairs, pipeline.dist, pipeline.wpb, *sources)
 
 
 def _check(local: Entries, remote: Entries, sources: Sources) -> None:
@@ -190,11 +151,11 @@ def _check(local: Entries, remote: Entries, sources: Sources) -> None:
             f"rows has dtype {rows.dtype} and shape {tuple(rows.shape)}",
             f"pass a matrix whose dtype is one of {', '.join(map(str, DTYPES))}",
         )
-    if rows.shape[1] * rows.element_size() >= _LONGEST_ROW:
+    if rows.shape[1] * rows.element_size() >= MAX_ROW_BYTES:
         raise InvalidInputError(
             _ACTION,
             f"a row has {rows.shape[1]} elements of {rows.element_size()} bytes",
-            f"pass rows of less than {_LONGEST_ROW} bytes",
+            f"pass rows of less than {MAX_ROW_BYTES} bytes",
         )
     for table in (bases, starts):
         if table.dtype != torch.int64 or table.dim() != 1 or len(table) != len(bases):
@@ -221,7 +182,7 @@ def _check(local: Entries, remote: Entries, sources: Sources) -> None:
             "local and remote entries do not have the same number of weights",
             "pass as many weights for each entry of both, or None for both",
         )
-    for tensor in (*_spread(local), *_spread(remote), bases, starts):
+    for tensor in (*local, *remote, bases, starts):
         if tensor is not None and tensor.device != rows.device:
             raise InvalidInputError(
                 _ACTION,
@@ -267,25 +228,14 @@ def _check_entries(entries: Entries, like: Tensor, rows: Tensor) -> None:
 
 @spmm_remote_op.cpu
 def _spmm_remote_cpu(
-    local: LocalEntries,
-    remote: RemoteEntries,
-    rows: Tensor,
-    bases: Tensor,
-    starts: Tensor,
-    pairs: Tensor,
-    num_pairs: int,
-    ps: int,
-    dist: int,
-    wpb: int,
-    alignment: int,
+    local: Entries, remote: Entries, pairs: Pairs, dist: int, wpb: int, sources: Sources
 ) -> Tensor:
-    local_indptr, local_columns, local_weights = local
-    remote_indptr, remote_columns, remote_weights = remote
-    out = output(local_indptr, rows)
+    rows, bases, starts, _ = sources
+    out = output(local.indptr, rows)
     if out.numel() == 0:
         return out
     number = torch.float64 if rows.dtype == torch.float64 else torch.float32
-    num_weights = 1 if local_weights is None else local_weights.shape[1]
+    num_weights = 1 if local.weights is None else local.weights.shape[1]
     shape = (num_weights, rows.shape[1] // num_weights)
 
     def operands(of_entries: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor | None, str]:
@@ -294,12 +244,11 @@ def _spmm_remote_cpu(
             return of_entries, None, "copy_lhs"
         return of_entries, weights.to(number).unsqueeze(2), "mul"
 
-    total = spmm(
-        local_indptr, local_columns, None, *operands(rows.contiguous(), local_weights), "sum"
-    )[0]
-    fetched = _fetched(remote_columns.long(), rows, bases, starts)
-    entries = torch.arange(len(fetched), dtype=remote_indptr.dtype)
-    add_spmm(total, remote_indptr, entries, None, *operands(fetched, remote_weights))
+    own = operands(rows.contiguous(), local.weights)
+    total = spmm(local.indptr, local.columns, None, *own, "sum")[0]
+    fetched = _fetched(remote.columns.long(), rows, bases, starts)
+    entries = torch.arange(len(fetched), dtype=remote.indptr.dtype)
+    add_spmm(total, remote.indptr, entries, None, *operands(fetched, remote.weights))
     return out.copy_(total.view(out.shape))
 
 
@@ -329,33 +278,20 @@ _JOINING_THREADS = 256
 
 @spmm_remote_op.cuda
 def _spmm_remote_cuda(
-    local: LocalEntries,
-    remote: RemoteEntries,
-    rows: Tensor,
-    bases: Tensor,
-    starts: Tensor,
-    pairs: Tensor,
-    num_pairs: int,
-    ps: int,
-    dist: int,
-    wpb: int,
-    alignment: int,
+    local: Entries, remote: Entries, pairs: Pairs, dist: int, wpb: int, sources: Sources
 ) -> Tensor:
-    local_indptr, local_columns, local_weights = local
-    remote_indptr, remote_columns, remote_weights = remote
-    out = output(local_indptr, rows)
+    rows, bases, starts, alignment = sources
+    before, num_pairs, ps = pairs
+    out = output(local.indptr, rows)
     if out.numel() == 0:
         return out
     number = torch.float64 if rows.dtype == torch.float64 else torch.float32
     rows, width, device = rows.contiguous(), rows.shape[1], rows.device
-    num_weights = 1 if local_weights is None else local_weights.shape[1]
+    num_weights = 1 if local.weights is None else local.weights.shape[1]
     per_weight = width // num_weights
-    vector = math.gcd(
-        VECTOR_BYTES,
-        alignment,
-        rows.data_ptr(),
-        per_weight * rows.element_size(),
-    ) // rows.element_size()  # fmt: skip
+    bytes_together = per_weight * rows.element_size()
+    vector = math.gcd(VECTOR_BYTES, alignment, rows.data_ptr(), bytes_together)
+    vector //= rows.element_size()
     lanes = min(_WARP, 1 << (width // vector - 1).bit_length())
     tiles = -(-width // (vector * lanes))
     num_runs = -(-num_pairs // dist)
@@ -364,27 +300,20 @@ def _spmm_remote_cuda(
         num_runs * (8 + 2 * width * number.itemsize), dtype=torch.uint8, device=device
     )
     open_rows = room.data_ptr()
+    local, remote = (
+        entries._replace(weights=None if entries.weights is None else entries.weights.to(number))
+        for entries in (local, remote)
+    )
     tensors = [
         None if tensor is None else tensor.contiguous()
-        for tensor in (
-            pairs,
-            local_indptr,
-            local_columns,
-            None if local_weights is None else local_weights.to(number),
-            remote_indptr,
-            remote_columns,
-            None if remote_weights is None else remote_weights.to(number),
-            rows,
-            bases,
-            starts,
-        )
+        for tensor in (before, *local, *remote, rows, bases, starts)
     ]
     request = gpu.struct(
         *tensors, out, open_rows + 8 * num_runs, open_rows, len(bases), len(out), num_pairs,
         num_runs, ps, dist, width, tiles, num_weights, per_weight,
     )  # fmt: skip
-    types = f"{c_type(local_indptr.dtype)}, {ELEMENTS[rows.dtype]}"
-    weighted = "false" if local_weights is None else "true"
+    types = f"{c_type(local.indptr.dtype)}, {ELEMENTS[rows.dtype]}"
+    weighted = "false" if local.weights is None else "true"
     sums = Kernel(
         "spmm_remote.cu", f"dgl_mgpu::spmm_remote<{types}, {weighted}, {vector}, {lanes}, {wpb}>"
     )

@@ -18,7 +18,7 @@ from dgl_mgpu.ops import device as gpu
 from dgl_mgpu.ops.check import check_integer
 from dgl_mgpu.ops.device import Kernel, c_type
 from dgl_mgpu.ops.library import Operator, Size, Sizes, call
-from dgl_mgpu.ops.spmm import check_entries, message_shape, row_type
+from dgl_mgpu.ops.spmm import MessageOperands, check_entries, message_shape, row_type
 from dgl_mgpu.ops.spmm_layout import (
     ELEMENTS,
     VECTOR_BYTES,
@@ -33,16 +33,8 @@ _ACTION = "add messages up at the other ends of edges"
 
 
 @Operator
-def spmm_transposed_op(
-    indptr: Tensor,
-    indices: Tensor,
-    eids: Tensor | None,
-    v: Tensor | None,
-    e: Tensor | None,
-    num_cols: Size,
-    shape: Sizes,
-) -> Tensor:
-    example: Tensor = e if v is None else v  # type: ignore[assignment]
+def spmm_transposed_op(messages: MessageOperands, num_cols: Size, shape: Sizes) -> Tensor:
+    example: Tensor = messages.e if messages.u is None else messages.u  # type: ignore[assignment]
     return example.new_empty(num_cols, *shape)
 
 
@@ -129,15 +121,9 @@ _ENTRIES_AT_A_TIME = 1 << 16
 
 
 @spmm_transposed_op.cpu
-def _spmm_transposed_cpu(
-    indptr: Tensor,
-    indices: Tensor,
-    eids: Tensor | None,
-    v: Tensor | None,
-    e: Tensor | None,
-    num_cols: int,
-    shape: Sequence[int],
-) -> Tensor:
+def _spmm_transposed_cpu(messages: MessageOperands, num_cols: int, shape: Sequence[int]) -> Tensor:
+    indptr, indices, eids, v, e = messages
+    assert indices is not None  # as the public function has seen to
     example: Tensor = e if v is None else v  # type: ignore[assignment]
     number = torch.float64 if example.dtype == torch.float64 else torch.float32
     out = torch.zeros(num_cols, *shape, dtype=number)
@@ -162,15 +148,9 @@ _WARPS = _THREADS // 32
 
 
 @spmm_transposed_op.cuda
-def _spmm_transposed_cuda(
-    indptr: Tensor,
-    indices: Tensor,
-    eids: Tensor | None,
-    v: Tensor | None,
-    e: Tensor | None,
-    num_cols: int,
-    shape: Sequence[int],
-) -> Tensor:
+def _spmm_transposed_cuda(messages: MessageOperands, num_cols: int, shape: Sequence[int]) -> Tensor:
+    indptr, indices, eids, v, e = messages
+    assert indices is not None
     example: Tensor = e if v is None else v  # type: ignore[assignment]
     number = torch.float64 if example.dtype == torch.float64 else torch.float32
     out = example.new_zeros((num_cols, *shape), dtype=number)

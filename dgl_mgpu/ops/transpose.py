@@ -155,7 +155,7 @@ def _transpose_cpu(
 
 #: A block's threads, and entries of a piece.
 _THREADS = 256
-_MOST_ENTRIES = 1 << 31
+_MAX_ENTRIES = 1 << 31
 
 
 @functools.cache
@@ -168,11 +168,11 @@ def _transpose_cuda(
     indptr: Tensor, indices: Tensor, eids: Tensor | None, num_cols: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     device, num_rows, count = indices.device, indptr.shape[0] - 1, indices.shape[0]
-    if max(num_rows, count) >= _MOST_ENTRIES:
+    if max(num_rows, count) >= _MAX_ENTRIES:
         raise InvalidInputError(
             "group edges by their other ends on a GPU",
             f"there are {count} entries in {num_rows} rows",
-            f"pass fewer than {_MOST_ENTRIES} of both",
+            f"pass fewer than {_MAX_ENTRIES} of both",
         )
     indptr, indices = indptr.contiguous(), indices.contiguous()
     eids = None if eids is None else eids.contiguous()

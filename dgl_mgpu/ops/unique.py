@@ -22,7 +22,9 @@ from dgl_mgpu.ops.check import check_ids
 from dgl_mgpu.ops.device import Kernel, c_type
 from dgl_mgpu.ops.library import Operator
 from dgl_mgpu.ops.memory import count_bits, inline, kernel, load_id, scratch, store_id
-from dgl_mgpu.ops.workspace import Workspace, beginning, workspace
+from dgl_mgpu.ops.workspace import NodePrefix, Workspace, beginning, workspace
+
+_ACTION = "append unique neighbors to seeds"
 
 
 @Operator
@@ -62,18 +64,17 @@ def append_unique(seeds: Tensor, neighbors: Tensor) -> tuple[Tensor, Tensor]:
     Same result as WholeGraph's append-unique (section III-C) but for the order of the new
     nodes, which there is the order of a hash table.
     """
-    action = "append unique neighbors to seeds"
-    seeds = check_ids(seeds, action)
-    neighbors = check_ids(neighbors, action, seeds.device)
+    seeds = check_ids(seeds, _ACTION)
+    neighbors = check_ids(neighbors, _ACTION, seeds.device)
     if seeds.dtype != neighbors.dtype:
         raise InvalidInputError(
-            action,
+            _ACTION,
             f"seeds has dtype {seeds.dtype}, but neighbors has dtype {neighbors.dtype}",
             "convert one to the dtype of the other",
         )
     if seeds.numel() + neighbors.numel() > torch.iinfo(seeds.dtype).max:
         raise InvalidInputError(
-            action,
+            _ACTION,
             f"there are more ids than {seeds.dtype} can number",
             "pass int64 ids or a smaller batch",
         )
@@ -84,7 +85,7 @@ def append_unique(seeds: Tensor, neighbors: Tensor) -> tuple[Tensor, Tensor]:
 _GRAIN = 32768
 #: Ids per bucket aimed at: its table and keys stay in a core's second-level cache.
 _BUCKET = 8192
-_MOST_BUCKETS = 1 << 12
+_MAX_BUCKETS = 1 << 12
 _WORD = 64
 
 _FIBONACCI = np.uint64(0x9E3779B97F4A7C15)
@@ -237,17 +238,12 @@ def _append_unique_cpu(seeds: Tensor, neighbors: Tensor) -> tuple[Tensor, Tensor
     bounds = np.array(parallel.split(total, _GRAIN), dtype=np.int64)
     chunks = len(bounds) - 1
     buckets = 1
-    while buckets * _BUCKET < total and buckets < _MOST_BUCKETS:
+    while buckets * _BUCKET < total and buckets < _MAX_BUCKETS:
         buckets *= 2
     counts = np.empty((chunks, buckets), dtype=np.int64)
     for place in parallel.run(_count, chunks, 1, bounds, *ids, counts):
         if place >= 0:
-            bad = seeds[place] if place < num_seeds else neighbors[place - num_seeds]
-            raise IdOutOfRangeError(
-                "append unique neighbors to seeds",
-                f"there is the negative id {int(bad)} at place {place} of seeds and neighbors",
-                "pass non-negative ids",
-            )
+            raise_at_negative_id(torch.cat([seeds, neighbors]), place)
     starts = np.empty(buckets + 1, dtype=np.int64)
     _offsets(counts, starts)
     keys, places = scratch("unique_keys", total), scratch("unique_places", total)
@@ -271,7 +267,7 @@ def _append_unique_cpu(seeds: Tensor, neighbors: Tensor) -> tuple[Tensor, Tensor
 
 _THREADS = 512
 #: Nodes in the largest hash table whose entries 32-bit integers number.
-_MOST_NODES = (1 << 32) // 3
+_MAX_NODES = (1 << 32) // 3
 
 
 @functools.cache
@@ -285,10 +281,10 @@ def table_size(nodes: int, dtype: torch.dtype) -> tuple[int, int]:
 
     Raises InvalidInputError if there are too many nodes.
     """
-    if nodes > _MOST_NODES:
+    if nodes > _MAX_NODES:
         raise InvalidInputError(
             "number the nodes of a sample on a GPU",
-            f"there may be {nodes} nodes, and its hash table has room for {_MOST_NODES}",
+            f"there may be {nodes} nodes, and its hash table has room for {_MAX_NODES}",
             "pass fewer seeds and neighbors",
         )
     slots = 1 << max(4, (nodes + nodes // 2).bit_length())
@@ -303,18 +299,17 @@ def hash_table(space: Workspace, nodes: int, dtype: torch.dtype) -> tuple[Tensor
 
 def number_nodes(
     space: Workspace,
-    nodes: Tensor,
-    num_seeds: int,
-    exact_seeds: Tensor | None,
+    seeds: NodePrefix,
     local: Tensor,
     exact_neighbors: Tensor | None,
     room: int,
     report: Tensor,
 ) -> None:
-    """Launch the numbering of ``local``, with a hash table for at most this many nodes.
+    """Launch the numbering of ``local``, with a hash table for at most ``room`` nodes.
 
     See ``kernels/unique.cu``.
     """
+    nodes, num_seeds, exact_seeds = seeds
     device, num_neighbors = nodes.device, local.numel()
     kernel = _kernel(nodes.dtype, exact_neighbors is not None)
     blocks = gpu.blocks_within(kernel, _THREADS, -(-num_neighbors // _THREADS), device)
@@ -327,11 +322,11 @@ def number_nodes(
     )  # fmt: skip
 
 
-def raise_at_negative_id(id: int, place: int) -> None:
-    """Raise IdOutOfRangeError for an id among seeds and neighbors."""
+def raise_at_negative_id(ids: Tensor, place: int) -> None:
+    """Raise IdOutOfRangeError for an id of seeds and then neighbors."""
     raise IdOutOfRangeError(
-        "append unique neighbors to seeds",
-        f"there is the negative id {id} at place {place} of seeds and neighbors",
+        _ACTION,
+        f"there is the negative id {int(ids[place])} at place {place} of seeds and neighbors",
         "pass non-negative ids",
     )
 
@@ -348,11 +343,10 @@ def _append_unique_cuda(seeds: Tensor, neighbors: Tensor) -> tuple[Tensor, Tenso
         nodes[:num_seeds] = seeds
         local = neighbors.clone()
         with space.lock:
-            number_nodes(space, nodes, num_seeds, None, local, None, room, space.report)
+            number_nodes(space, NodePrefix(nodes, num_seeds), local, None, room, space.report)
             bad, overflow, count = space.read_report(3)
         full = overflow == 0 and bad < 0
         room *= 4
     if bad >= 0:
-        id = seeds[bad] if bad < num_seeds else neighbors[bad - num_seeds]
-        raise_at_negative_id(int(id), bad)
+        raise_at_negative_id(torch.cat([seeds, neighbors]), bad)
     return beginning(nodes, count), local

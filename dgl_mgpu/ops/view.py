@@ -42,7 +42,7 @@ HOST_SMS = 4
 #: From this number of rows in host memory on, listing them first, to read them in order, pays.
 LISTED_ROWS = 1 << 14
 #: More nodes than are ever sampled in one hop.
-_MOST_NODES = 1 << 31
+_MAX_NODES = 1 << 31
 
 
 _WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
@@ -216,7 +216,7 @@ class GraphView:
     @property
     def ordered_from(self) -> int:
         """Number of nodes from which a hop takes them in the order of addresses; 0 for never."""
-        if self.host_share * _MOST_NODES >= LISTED_ROWS:
+        if self.host_share * _MAX_NODES >= LISTED_ROWS:
             return math.ceil(LISTED_ROWS / self.host_share)
         return 0
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.ops import parallel
-from dgl_mgpu.ops.check import check_ids, check_integer, raise_at_bad_id
+from dgl_mgpu.ops.check import check_ids, check_integer, check_tensor, raise_at_id_outside
 from dgl_mgpu.ops.edges import edge_id, row_bounds, stored_ids
 from dgl_mgpu.ops.library import Operator, Sizes, Written
 from dgl_mgpu.ops.memory import (
@@ -31,35 +31,29 @@ from dgl_mgpu.ops.view import INDICES, GraphView
 
 
 class TieredPath(NamedTuple):
-    """What operators take of a metapath: the arguments of each step's view."""
+    """What operators take of a metapath: the arguments of each step's view.
+
+    Before step ``t`` of a walk it ends with a probability of ``stops[t] * 2**-53``.
+    """
 
     tiers: Sequence[Tensor]
     pointers: Sequence[Tensor]
     positions: Sequence[Tensor]
     num_rows: Sizes
     idtype: torch.dtype
+    stops: Sequence[int]
 
 
 @Operator
 def random_walk_op(
-    starts: Tensor,
-    walks: Tensor,
-    path: TieredPath,
-    stops: Sequence[int],
-    key: int,
-    edges: Written | None = None,
+    starts: Tensor, walks: Tensor, path: TieredPath, key: int, edges: Written | None = None
 ) -> Tensor:
-    return starts.new_empty((starts.shape[0], len(stops) + 1), dtype=torch.int64)
+    return starts.new_empty((starts.shape[0], len(path.stops) + 1), dtype=torch.int64)
 
 
 @Operator
 def pinsage_neighbors_op(
-    seeds: Tensor,
-    path: TieredPath,
-    stops: Sequence[int],
-    num_walks: int,
-    num_neighbors: int,
-    key: int,
+    seeds: Tensor, path: TieredPath, num_walks: int, num_neighbors: int, key: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     total = torch.library.get_ctx().new_dynamic_size()
     return (
@@ -109,7 +103,7 @@ def _as_metapath(
     return path
 
 
-def graphs(path: list[GraphView]) -> TieredPath:
+def tiered_path(path: list[GraphView], stop_probabilities: list[float]) -> TieredPath:
     """A metapath as operators take it."""
     return TieredPath(
         [view.tiers for view in path],
@@ -117,12 +111,9 @@ def graphs(path: list[GraphView]) -> TieredPath:
         [view.position for view in path],
         [view.num_rows for view in path],
         path[0].idtype,
+        # To be compared with the top 53 bits of a draw.
+        [math.ceil(probability * 2**53) for probability in stop_probabilities],
     )
-
-
-def _as_stops(probabilities: list[float]) -> list[int]:
-    """Probabilities as multiples of 2**-53, to be compared with the top 53 bits of a draw."""
-    return [math.ceil(probability * 2**53) for probability in probabilities]
 
 
 def _check_probability(value: float, name: str, action: str) -> float:
@@ -198,7 +189,8 @@ def random_walk(
     path = _as_metapath(views, action, length)
     starts = check_ids(starts, action, path[0].tiers.device)
     if edges is not None:
-        _check_edges(edges, starts, length, action)
+        shape = (starts.numel(), length)
+        check_tensor(edges, "edges", action, torch.int64, shape, starts.device, contiguous=True)
     stops = (
         [restart_prob] * length
         if isinstance(restart_prob, (int, float))
@@ -212,24 +204,8 @@ def random_walk(
         )
     stops = [_check_probability(stop, "restart_prob", action) for stop in stops]
     return torch.ops.dgl_mgpu.random_walk(
-        starts, occurrences(starts), *graphs(path), _as_stops(stops), key.fold(), edges
+        starts, occurrences(starts), *tiered_path(path, stops), key.fold(), edges
     )
-
-
-def _check_edges(edges: Tensor, starts: Tensor, length: int, action: str) -> None:
-    shape = (starts.numel(), length)
-    if (
-        edges.dtype != torch.int64
-        or edges.shape != shape
-        or edges.device != starts.device
-        or not edges.is_contiguous()
-    ):
-        raise InvalidInputError(
-            action,
-            f"edges has dtype {edges.dtype}, shape {tuple(edges.shape)} and strides"
-            f" {edges.stride()} on '{edges.device}'",
-            f"pass a contiguous int64 tensor of shape {shape} on '{starts.device}'",
-        )
 
 
 def pinsage_neighbors(
@@ -278,13 +254,13 @@ def pinsage_neighbors(
         As :func:`random_walk`.
     """
     action = "select PinSAGE neighbors"
-    path, stops = check_traversals(
+    path = check_traversals(
         views, action, num_traversals, termination_prob, num_random_walks, num_neighbors
     )
-    seeds = check_ids(seeds, action, path[0].tiers.device)
+    seeds = check_ids(seeds, action, path.tiers[0].device)
     return VisitedNeighbors(
         *torch.ops.dgl_mgpu.pinsage_neighbors(
-            seeds, *graphs(path), stops, num_random_walks, num_neighbors, key.fold()
+            seeds, *path, num_random_walks, num_neighbors, key.fold()
         )
     )
 
@@ -296,20 +272,15 @@ def check_traversals(
     termination_prob: float,
     num_random_walks: int,
     num_neighbors: int,
-) -> tuple[list[GraphView], list[int]]:
-    """The metapath of PinSAGE's walks, and where they stop; raises InvalidInputError if there is
-    something wrong with an argument."""
+) -> TieredPath:
+    """The metapath of PinSAGE's walks; raises InvalidInputError if an argument is wrong."""
     path = _as_metapath(views, action)
     check_integer(num_traversals, "num_traversals", 1, action)
     check_integer(num_random_walks, "num_random_walks", 1, action)
     check_integer(num_neighbors, "num_neighbors", 0, action)
     _check_probability(termination_prob, "termination_prob", action)
-    hops = len(path)
-    stops = [
-        termination_prob if step > 0 and step % hops == 0 else 0.0
-        for step in range(hops * num_traversals)
-    ]
-    return path, _as_stops(stops)
+    traversal = [termination_prob, *[0.0] * (len(path) - 1)]
+    return tiered_path(path, [0.0, *(traversal * num_traversals)[1:]])
 
 
 #: Walks, or seeds, that are worth waking a thread for.
@@ -424,16 +395,10 @@ def _select(
 
 @random_walk_op.cpu
 def _random_walk(
-    starts: Tensor,
-    walks: Tensor,
-    path: TieredPath,
-    stops: Sequence[int],
-    key: int,
-    edges: Tensor | None,
+    starts: Tensor, walks: Tensor, path: TieredPath, key: int, edges: Tensor | None
 ) -> Tensor:
-    tiers, pointers, positions, num_rows, idtype = path
-    outside = (starts < 0) | (starts >= num_rows[0])
-    raise_at_bad_id(outside.nonzero()[:1, 0].tolist(), starts, num_rows[0], "walk")
+    tiers, pointers, positions, num_rows, idtype, stops = path
+    raise_at_id_outside(starts, num_rows[0], "walk")
     traces = torch.empty((starts.numel(), len(stops) + 1), dtype=torch.int64)
     traces[:, 0] = starts
     taken = np.empty((0, 0), dtype=np.int64) if edges is None else edges.numpy()
@@ -448,21 +413,13 @@ def _random_walk(
 
 @pinsage_neighbors_op.cpu
 def _pinsage_neighbors(
-    seeds: Tensor,
-    path: TieredPath,
-    stops: Sequence[int],
-    num_walks: int,
-    num_neighbors: int,
-    key: int,
+    seeds: Tensor, path: TieredPath, num_walks: int, num_neighbors: int, key: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    num_nodes = path.num_rows[0]
-    outside = (seeds < 0) | (seeds >= num_nodes)
-    raise_at_bad_id(outside.nonzero()[:1, 0].tolist(), seeds, num_nodes, "walk")
+    raise_at_id_outside(seeds, path.num_rows[0], "walk")
     traces = _random_walk(
         seeds.repeat_interleave(num_walks),
         torch.arange(num_walks).repeat(seeds.numel()),
         *path,
-        stops,
         key,
     )
     neighbors = torch.empty((seeds.numel(), num_neighbors), dtype=torch.int64)

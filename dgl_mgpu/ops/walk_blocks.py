@@ -17,15 +17,15 @@ from torch import Tensor
 from dgl_mgpu.ops import device as gpu
 from dgl_mgpu.ops.check import check_integer, raise_at_bad_id
 from dgl_mgpu.ops.etype_blocks import to_idtype
-from dgl_mgpu.ops.library import Operator, direct
-from dgl_mgpu.ops.padded_blocks import rooms
+from dgl_mgpu.ops.library import Operator
+from dgl_mgpu.ops.padded_blocks import max_sizes
 from dgl_mgpu.ops.philox import SampleKey
-from dgl_mgpu.ops.sample_future import SampleFuture
+from dgl_mgpu.ops.sample_future import SampleFuture, start
 from dgl_mgpu.ops.unique import number_nodes
 from dgl_mgpu.ops.view import GraphView
-from dgl_mgpu.ops.walk import TieredPath, check_traversals, graphs
+from dgl_mgpu.ops.walk import TieredPath, check_traversals
 from dgl_mgpu.ops.walk_cuda import WalkLauncher
-from dgl_mgpu.ops.workspace import Workspace, beginning, workspace
+from dgl_mgpu.ops.workspace import NodePrefix, Workspace, beginning, workspace
 
 _ACTION = "sample PinSAGE blocks"
 
@@ -35,12 +35,7 @@ VisitedHops = tuple[Tensor, list[Tensor], list[Tensor], list[Tensor]]
 
 @Operator
 def pinsage_hops_op(
-    seeds: Tensor,
-    path: TieredPath,
-    stops: Sequence[int],
-    num_walks: int,
-    num_neighbors: int,
-    keys: Sequence[int],
+    seeds: Tensor, path: TieredPath, num_walks: int, num_neighbors: int, keys: Sequence[int]
 ) -> VisitedHops:
     context, idtype = torch.library.get_ctx(), path.idtype
     num_nodes: list[Any] = [seeds.shape[0], *(context.new_dynamic_size() for _ in keys)]
@@ -148,19 +143,16 @@ def pinsage_blocks_async(
     SampleFuture of list of VisitedBlock
         As that of :func:`dgl_mgpu.ops.sample_blocks_async`.
     """
-    path, stops = check_traversals(
+    path = check_traversals(
         views, _ACTION, num_traversals, termination_prob, num_random_walks, num_neighbors
     )
-    seeds = to_idtype(seeds, path[0], path[0].num_rows)
+    first = views if isinstance(views, GraphView) else views[0]
+    seeds = to_idtype(seeds, first, first.num_rows)
     if check_integer(num_layers, "num_layers", 0, _ACTION) == 0:
         return SampleFuture(list)
     keys = key.fold_hops(num_layers)
-    arguments = (seeds, *graphs(path), stops, num_random_walks, num_neighbors, keys)
-    start = direct("pinsage_hops_async", (seeds,), even_profiled=True)
-    if start is None:
-        future = SampleFuture(partial(torch.ops.dgl_mgpu.pinsage_hops.default, *arguments))
-    else:
-        future = start(*arguments)
+    arguments = (seeds, *path, num_random_walks, num_neighbors, keys)
+    future = start("pinsage_hops", (seeds,), arguments)
     return future.then(lambda hops: _blocks(*hops))
 
 
@@ -176,19 +168,14 @@ def _blocks(
 
 @pinsage_hops_op.cpu
 def layer_by_layer(
-    seeds: Tensor,
-    path: TieredPath,
-    stops: Sequence[int],
-    num_walks: int,
-    num_neighbors: int,
-    keys: Sequence[int],
+    seeds: Tensor, path: TieredPath, num_walks: int, num_neighbors: int, keys: Sequence[int]
 ) -> VisitedHops:
     """``pinsage_hops`` on the device of ``seeds``, whatever it is."""
     nodes = seeds
     indptrs, sources, counts = [], [], []
     for key in keys:
         visited = torch.ops.dgl_mgpu.pinsage_neighbors.default(
-            nodes, *path, stops, num_walks, num_neighbors, key
+            nodes, *path, num_walks, num_neighbors, key
         )
         nodes, local = torch.ops.dgl_mgpu.append_unique.default(nodes, visited[1])
         indptrs.append(visited[0])
@@ -199,7 +186,7 @@ def layer_by_layer(
 
 #: Nodes on the walks of all layers up to which room for the largest possible sample is made in
 #: advance; there are more of them than of edges and of nodes of the sample.
-_MOST_STEPS = 1 << 26
+_MAX_STEPS = 1 << 26
 #: Words of the kernels' report on a layer: edges, then the first bad index, the overflow and the
 #: nodes of the numbering.
 _REPORT_WORDS = 4
@@ -207,12 +194,7 @@ _REPORT_WORDS = 4
 
 @pinsage_hops_op.start
 def pinsage_hops_async(
-    seeds: Tensor,
-    path: TieredPath,
-    stops: Sequence[int],
-    num_walks: int,
-    num_neighbors: int,
-    keys: Sequence[int],
+    seeds: Tensor, path: TieredPath, num_walks: int, num_neighbors: int, keys: Sequence[int]
 ) -> SampleFuture[VisitedHops]:
     """Launch ``pinsage_hops`` without waiting for it.
 
@@ -220,20 +202,19 @@ def pinsage_hops_async(
     """
     device = seeds.device
     gpu.raise_faults(device, wait=False)
-    neighbors = min(num_neighbors, num_walks * (len(stops) // len(path.tiers)))
-    nodes, _ = rooms(len(seeds), [neighbors] * len(keys), path.num_rows[0])
-    if sum(nodes[:-1]) * num_walks * (len(stops) + 1) <= _MOST_STEPS:
+    steps = len(path.stops)
+    neighbors = min(num_neighbors, num_walks * (steps // len(path.tiers)))
+    nodes, _ = max_sizes(len(seeds), [neighbors] * len(keys), path.num_rows[0])
+    if sum(nodes[:-1]) * num_walks * (steps + 1) <= _MAX_STEPS:
         space = workspace(device)
         with space.lock:
             try:
-                walks = WalkLauncher(device, *path, stops)
+                walks = WalkLauncher(device, path)
                 batch = _Batch(space, seeds, walks, num_walks, neighbors, keys, nodes)
                 return SampleFuture(batch.finish)
             except torch.cuda.OutOfMemoryError:
                 space.release()
-    return SampleFuture(
-        partial(layer_by_layer, seeds, *path, stops, num_walks, num_neighbors, keys)
-    )
+    return SampleFuture(partial(layer_by_layer, seeds, *path, num_walks, num_neighbors, keys))
 
 
 @pinsage_hops_op.cuda
@@ -265,11 +246,11 @@ class _Batch:
         for layer, (key, most) in enumerate(zip(keys, rooms, strict=False)):
             first = 1 + _REPORT_WORDS * layer
             end, numbered, after = report[first:], report[first + 1 :], report[first + 3 :]
+            seen = NodePrefix(self._nodes, most, known)
             visited = walks.visited_neighbors(
-                space, self._nodes, most, known, num_walks, num_neighbors, key, report, end
+                space, seen, num_walks, num_neighbors, key, report, end
             )
-            room = rooms[layer + 1]
-            number_nodes(space, self._nodes, most, known, visited[1], end, room, numbered)
+            number_nodes(space, seen, visited[1], end, rooms[layer + 1], numbered)
             self._layers.append(visited)
             known = after
         self._host_report = gpu.driver.host_buffer(words).copy_(report, non_blocking=True)

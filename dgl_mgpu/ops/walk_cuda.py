@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -11,33 +9,16 @@ from dgl_mgpu.ops import device as gpu
 from dgl_mgpu.ops.check import raise_at_bad_id
 from dgl_mgpu.ops.device import Kernel, blocks_within, c_type
 from dgl_mgpu.ops.walk import TieredPath, pinsage_neighbors_op, random_walk_op
-from dgl_mgpu.ops.workspace import Workspace, beginning, workspace
+from dgl_mgpu.ops.workspace import NodePrefix, Workspace, beginning, workspace
 
 _THREADS, _SELECTORS = 128, 512
 
 
-def _launch(kernel: Kernel, items: int, *arguments: object, device: torch.device) -> None:
-    """Launch a kernel with one thread per item."""
-    blocks = blocks_within(kernel, _THREADS, -(-items // _THREADS), device) if items else 0
-    kernel(blocks, _THREADS, *arguments, device=device)
-
-
 class WalkLauncher:
-    """Launches walks along one metapath on a device.
+    """Launches walks along one metapath on a device."""
 
-    Parameters are those of the operators.
-    """
-
-    def __init__(
-        self,
-        device: torch.device,
-        tiers: Sequence[Tensor],
-        pointers: Sequence[Tensor],
-        positions: Sequence[Tensor],
-        num_rows: Sequence[int],
-        idtype: torch.dtype,
-        stops: Sequence[int],
-    ) -> None:
+    def __init__(self, device: torch.device, path: TieredPath) -> None:
+        tiers, pointers, positions, num_rows, idtype, stops = path
         words = list(stops)
         for view_tiers, view_pointers, position in zip(tiers, pointers, positions, strict=True):
             words += [
@@ -54,34 +35,31 @@ class WalkLauncher:
 
     def trace(
         self,
-        starts: Tensor,
-        count: int,
-        exact: Tensor | None,
+        starts: NodePrefix,
         numbers: Tensor | None,
         walks_per_start: int,
         key: int,
         edges: Tensor | None,
         bad: Tensor,
     ) -> Tensor:
-        """Launch ``walks_per_start`` walks from the first starts: ``count`` of them at most, and
-        ``exact``, where that is a number on the device."""
-        shape = count * walks_per_start, self.steps + 1
+        """Launch ``walks_per_start`` walks from each start."""
+        shape = starts.most * walks_per_start, self.steps + 1
         traces = torch.empty(shape, dtype=torch.int64, device=self.device)
-        _launch(
-            Kernel("walk.cu", f"dgl_mgpu::walk<{c_type(starts.dtype)}, {c_type(self.idtype)}>"),
-            len(traces),
-            *(starts, count, exact, numbers, walks_per_start, self._table, self.steps),
-            *(self._table[self.steps :], self.views, self.num_rows, key, traces, edges, bad),
+        types = f"{c_type(starts.nodes.dtype)}, {c_type(self.idtype)}"
+        kernel = Kernel("walk.cu", f"dgl_mgpu::walk<{types}>")
+        wanted = -(-len(traces) // _THREADS)
+        blocks = blocks_within(kernel, _THREADS, wanted, self.device) if wanted else 0
+        kernel(
+            blocks, _THREADS, *starts, numbers, walks_per_start, self._table, self.steps,
+            self._table[self.steps :], self.views, self.num_rows, key, traces, edges, bad,
             device=self.device,
-        )
+        )  # fmt: skip
         return traces
 
     def visited_neighbors(
         self,
         space: Workspace,
-        seeds: Tensor,
-        count: int,
-        exact: Tensor | None,
+        seeds: NodePrefix,
         num_walks: int,
         num_neighbors: int,
         key: int,
@@ -90,11 +68,11 @@ class WalkLauncher:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Launch walks from seeds and the selection of the nodes that they visit most.
 
-        ``seeds``, ``count``, ``exact`` and ``bad`` are as the starts of :meth:`trace`.  ``end``,
-        int64, shape (1,) or more, gets how many nodes are selected.  Returns ``indptr``, neighbors
-        and counts as the operator does, in room for the largest possible ones.
+        ``end``, int64, shape (1,) or more, gets how many nodes are selected.  Returns ``indptr``,
+        neighbors and counts as the operator does, in room for the largest possible ones.
         """
-        traces = self.trace(seeds, count, exact, None, num_walks, key, None, bad)
+        _, count, exact = seeds
+        traces = self.trace(seeds, None, num_walks, key, None, bad)
         visits = num_walks * (self.steps // self.views)
         room = count * min(num_neighbors, visits)
 
@@ -107,29 +85,22 @@ class WalkLauncher:
         wanted = -(-count * visits // _SELECTORS)
         blocks = blocks_within(kernel, _SELECTORS, wanted, self.device)
         kernel(
-            blocks,
-            _SELECTORS,
-            *(traces, count, exact, num_walks, self.steps + 1, self.views, num_neighbors),
-            *(new(count * visits, torch.int32), *visited, space.control(blocks), end),
+            blocks, _SELECTORS, traces, count, exact, num_walks, self.steps + 1, self.views,
+            num_neighbors, new(count * visits, torch.int32), *visited, space.control(blocks), end,
             device=self.device,
-        )
+        )  # fmt: skip
         return visited
 
 
 @random_walk_op.cuda
 def _random_walk(
-    starts: Tensor,
-    walks: Tensor,
-    path: TieredPath,
-    stops: Sequence[int],
-    key: int,
-    edges: Tensor | None,
+    starts: Tensor, walks: Tensor, path: TieredPath, key: int, edges: Tensor | None
 ) -> Tensor:
     device = starts.device
     gpu.raise_faults(device, wait=False)
     bad = torch.full((1,), -1, dtype=torch.int64, device=device)
-    all_walks = WalkLauncher(device, *path, stops)
-    traces = all_walks.trace(starts, len(starts), None, walks, 1, key, edges, bad)
+    launcher = WalkLauncher(device, path)
+    traces = launcher.trace(NodePrefix(starts, len(starts)), walks, 1, key, edges, bad)
     report = gpu.driver.host_buffer(1).copy_(bad, non_blocking=True)
     gpu.driver.synchronize(device)
     raise_at_bad_id(report.tolist(), starts, path.num_rows[0], "walk")
@@ -138,21 +109,16 @@ def _random_walk(
 
 @pinsage_neighbors_op.cuda
 def _pinsage_neighbors(
-    seeds: Tensor,
-    path: TieredPath,
-    stops: Sequence[int],
-    num_walks: int,
-    num_neighbors: int,
-    key: int,
+    seeds: Tensor, path: TieredPath, num_walks: int, num_neighbors: int, key: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     device = seeds.device
     gpu.raise_faults(device, wait=False)
     report = torch.full((2,), -1, dtype=torch.int64, device=device)
-    walks = WalkLauncher(device, *path, stops)
+    launcher, prefix = WalkLauncher(device, path), NodePrefix(seeds, len(seeds))
     space = workspace(device)
     with space.lock:
-        indptr, neighbors, counts = walks.visited_neighbors(
-            space, seeds, len(seeds), None, num_walks, num_neighbors, key, report, report[1:]
+        indptr, neighbors, counts = launcher.visited_neighbors(
+            space, prefix, num_walks, num_neighbors, key, report, report[1:]
         )
     host_report = gpu.driver.host_buffer(2).copy_(report, non_blocking=True)
     gpu.driver.synchronize(device)

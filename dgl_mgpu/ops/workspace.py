@@ -10,7 +10,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from dgl_mgpu.ops import device as gpu
 _CONTROL_WORDS = 4
 _REPORT_WORDS = 32
 #: Calls whose preparations are cached.
-_MOST_KEPT = 32
+_MAX_KEPT = 32
 #: Bytes from which a result buffer is not kept alive for a small part of it, and the divisor that
 #: says which part is small.
 _LARGE_ROOM, _SMALL_PART = 128 << 20, 4
@@ -76,7 +76,7 @@ class Workspace:
     def keep(self, call: Hashable, prepared: Any) -> None:
         """Cache the preparation of a call in place of the least recently used one."""
         self.kept[call] = prepared
-        if len(self.kept) > _MOST_KEPT:
+        if len(self.kept) > _MAX_KEPT:
             self.kept.popitem(last=False)
 
     def buffer(self, name: str, count: int, dtype: torch.dtype) -> Tensor:
@@ -107,6 +107,17 @@ class Workspace:
         """Wait for the stream, and return the first ``count`` numbers of the report."""
         gpu.driver.synchronize(self._device)
         return self._report[:count].tolist()
+
+
+class NodePrefix(NamedTuple):
+    """The first nodes of a vector: at most ``most``, and ``exact`` where that is given.
+
+    Kernels take its fields in this order.
+    """
+
+    nodes: Tensor
+    most: int
+    exact: Tensor | None = None  # how many, on the device: int64, shape (1,) or more
 
 
 _workspaces: dict[tuple[torch.device, int], Workspace] = {}

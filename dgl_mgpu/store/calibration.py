@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 #: Bytes of a table in GPUs, or in host memory, below which nothing is measured: much of it fits
 #: into a GPU's cache, and reading it takes microseconds.
-SMALLEST_BYTES = 256 << 20
+MIN_BYTES = 256 << 20
 
 _ACTION = "measure how many multiprocessors the store's operators need"
 #: What a gather that is timed reads: several times a GPU's cache, as a mini-batch does, ...
@@ -47,7 +47,7 @@ _GATHER_SLACK, _SAMPLE_SLACK = 1 / 0.97, 1.05
 #: With so much more than the shortest time, fewer multiprocessors are not worth trying.
 _HOPELESS = 1.25
 #: How long a measurement lasts, and how many calls it takes at most.
-_WINDOW_SECONDS, _MOST_CALLS = 4e-3, 16
+_WINDOW_SECONDS, _MAX_CALLS = 4e-3, 16
 #: Of the file; a higher number when kernels have changed and older measurements no longer hold.
 FOUND = TuningCache("multiprocessors.json", 1, int)
 
@@ -68,7 +68,7 @@ class CudaMeter:
     def seconds(self, call: Callable[[], object]) -> float:
         """Time that a call takes on the GPU, the mean of some."""
         once = self._mean(call, 1)
-        calls = min(_MOST_CALLS, int(_WINDOW_SECONDS / once))
+        calls = min(_MAX_CALLS, int(_WINDOW_SECONDS / once))
         return once if calls < 2 else self._mean(call, calls)
 
     def _mean(self, call: Callable[[], object], times: int) -> float:
@@ -103,7 +103,7 @@ def calibrate(
     What is found is the fewest with which, on the slowest rank, a gather of rows in GPU memory has
     97 % of the best bandwidth, a gather from host memory too, and a mini-batch of the size that
     the store was planned for is sampled within 5 % of the shortest time.  Tiers are read as
-    often as the plan expects.  A table that is smaller than :data:`SMALLEST_BYTES` keeps what its
+    often as the plan expects.  A table that is smaller than :data:`MIN_BYTES` keeps what its
     view has by default; so does topology between different node types, and any topology where
     ``options.fanouts`` take all neighbours.
 
@@ -217,7 +217,7 @@ def _gather_trials(view: RowView, reads: _Reads, rank: int) -> dict[str, _Trial]
     rows = f"rows up to {_power_of_two(row_bytes)} B"
     trials = {}
     on_gpus = [(tier, often) for tier, often in reads if tier.memory == "gpu"]
-    if _num_rows(on_gpus) * row_bytes >= SMALLEST_BYTES:
+    if _num_rows(on_gpus) * row_bytes >= MIN_BYTES:
         trials["sms"] = _Trial(
             f"gather {rows} from {_shares(on_gpus)}",
             _GATHER_SLACK,
@@ -228,7 +228,7 @@ def _gather_trials(view: RowView, reads: _Reads, rank: int) -> dict[str, _Trial]
     view = replace(view, host_share=1.0, host_reads=None)
     on_host = [(tier, often) for tier, often in reads if tier.memory == "host"]
     host_bytes = _num_rows(on_host) * row_bytes
-    if view.host_start >= 0 and host_bytes >= SMALLEST_BYTES:
+    if view.host_start >= 0 and host_bytes >= MIN_BYTES:
         # The more memory, the more addresses have to be translated.
         trials["host_sms"] = _Trial(
             f"gather {rows} from host memory up to {_power_of_two(host_bytes)} B",
@@ -254,7 +254,7 @@ def _sampler_trials(
     format = table.format
     assert isinstance(format, CSCFormat)
     nbytes = format.offsets(format.num_rows, format.num_edges)[2]
-    if nbytes < SMALLEST_BYTES or view.num_rows != view.num_cols or min(options.fanouts) < 0:
+    if nbytes < MIN_BYTES or view.num_rows != view.num_cols or min(options.fanouts) < 0:
         return {}
 
     def draw_seeds(draw: torch.Generator) -> torch.Tensor:

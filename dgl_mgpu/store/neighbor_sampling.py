@@ -20,7 +20,7 @@ from dgl_mgpu.ops import (
     SampleKey,
     VisitedNeighbors,
     append_unique,
-    sample_neighbors,
+    sample_etype_neighbors,
 )
 from dgl_mgpu.ops.sample_future import SampleFuture
 from dgl_mgpu.sampling.block_sampling import dgl_blocks, sample_hops_async
@@ -322,19 +322,13 @@ def _sample_hop(
 
     As in DGL, edges are sampled first and excluded then: a node may have fewer than its fanout.
     """
-    sampled = {}
-    for number, (etype, view) in enumerate(views.items()):
-        edges = sample_neighbors(
-            view,
-            seeds[etype[2]],
-            fanouts[etype],
-            with_fields(key, etype=number),
-            replace=replace,
-            weights=weights.get(etype),
-        )
-        if etype in excluded:
-            edges = keep(edges, excluded[etype].holds(edges.eids).logical_not_().nonzero()[:, 0])
-        sampled[etype] = edges
+    by_etype = {etype: seeds[etype[2]] for etype in views}
+    sampled = sample_etype_neighbors(
+        views, by_etype, fanouts, key, replace=replace, weights=weights
+    )
+    for etype, ids in excluded.items():
+        edges = sampled[etype]
+        sampled[etype] = keep(edges, ids.holds(edges.eids).logical_not_().nonzero()[:, 0])
     return sampled
 
 

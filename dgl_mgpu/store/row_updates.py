@@ -23,7 +23,7 @@ import torch
 from dgl_mgpu.comm.communicator import Communicator, error_text, rank_failed
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.ops import device
-from dgl_mgpu.ops.check import check_ids, raise_at_bad_id
+from dgl_mgpu.ops.check import check_ids, check_tensor, raise_at_id_outside
 from dgl_mgpu.ops.scatter import SGD, Adagrad, Adam, AlignedTables, Rule, scatter_rows, update_rows
 from dgl_mgpu.ops.view import RowView
 from dgl_mgpu.placement import HOST, TablePlan
@@ -279,18 +279,10 @@ class _Changes:
         shape = (len(ids), *view.row_shape)
         layout = self._tables[0].format
         assert isinstance(layout, RowFormat)
-        if tuple(values.shape) != shape or values.dtype != layout.source_dtype:
-            raise InvalidInputError(
-                self._action,
-                f"there are {len(ids)} ids, but the values have shape {tuple(values.shape)} and "
-                f"dtype {values.dtype}",
-                f"pass values of shape {shape} and {layout.source_dtype}",
-            )
+        check_tensor(values, "values", self._action, layout.source_dtype, shape, values.device)
         if layout.dtype != layout.source_dtype:
             values = narrow(values.detach(), layout.dtype, "rows")
-        bad = ((ids < 0) | (ids >= view.num_rows)).nonzero()
-        if len(bad):
-            raise_at_bad_id([int(bad[0])], ids, view.num_rows, self._action)
+        raise_at_id_outside(ids, view.num_rows, self._action)
         return ids.long(), values.detach().to(self._device).contiguous()
 
 

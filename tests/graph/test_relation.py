@@ -38,7 +38,7 @@ def assert_same(found, expected):
 @pytest.mark.parametrize(("given", "asked"), [("csr", "csc"), ("csc", "csr")])
 def test_with_few_edges_and_with_many(monkeypatch, where, dtype, permuted, given, asked):
     found = getattr(held(given, where, dtype, permuted), asked)()
-    monkeypatch.setattr(relations, "_MOST_TRANSPOSED", 0)
+    monkeypatch.setattr(relations, "_MAX_TRANSPOSED", 0)
     assert_same(found, getattr(held(given, where, dtype, permuted), asked)())
     # Of the reverse it is what is held by the same name.
     turned = held(given, where, dtype, permuted).reverse()

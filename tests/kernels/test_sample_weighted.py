@@ -168,7 +168,7 @@ def test_all_weights_zero(where, node):
 
 
 def test_nodes_are_checked_in_groups(where, monkeypatch):
-    monkeypatch.setattr(cuda, "_CHECKED_TOGETHER", 30)
+    monkeypatch.setattr(cuda, "CHECKED_TOGETHER", 30)
     graph = GRAPHS["power law"]
     weights = random_weights(graph, torch.float64)
     check(where, graph.view(), row_view(weights))

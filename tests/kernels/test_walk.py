@@ -10,7 +10,7 @@ import torch
 
 from dgl_mgpu.errors import IdOutOfRangeError
 from dgl_mgpu.ops import SampleKey, pinsage_neighbors, random_walk, walk_cuda
-from dgl_mgpu.ops.walk import _as_stops, graphs, occurrences
+from dgl_mgpu.ops.walk import occurrences, tiered_path
 from tests.kernels.cuda_views import on_device
 from tests.ops import reference
 from tests.ops.test_sample import GRAPHS, regular
@@ -23,19 +23,14 @@ SQUARE = sorted(set(GRAPHS) - {"bipartite"})
 
 def walk(views, starts, stops):
     return walk_cuda._random_walk(
-        starts, occurrences(starts), *graphs(views), _as_stops(stops), KEY.fold()
+        starts, occurrences(starts), *tiered_path(views, stops), KEY.fold()
     ).cpu()
 
 
 def walk_with_edges(views, starts, stops):
     edges = torch.empty(len(starts), len(stops), dtype=torch.int64, device=starts.device)
     traces = walk_cuda._random_walk(
-        starts,
-        occurrences(starts),
-        *graphs(views),
-        _as_stops(stops),
-        KEY.fold(),
-        edges,
+        starts, occurrences(starts), *tiered_path(views, stops), KEY.fold(), edges
     )
     return [traces.cpu(), edges.cpu()]
 
@@ -44,7 +39,7 @@ def visited(views, seeds, traversals, stop, walks, neighbors):
     steps = range(traversals * len(views))
     stops = [stop if step > 0 and step % len(views) == 0 else 0.0 for step in steps]
     chosen = walk_cuda._pinsage_neighbors(
-        seeds, *graphs(views), _as_stops(stops), walks, neighbors, KEY.fold()
+        seeds, *tiered_path(views, stops), walks, neighbors, KEY.fold()
     )
     return [part.cpu() for part in chosen]
 

@@ -15,7 +15,7 @@ from dgl_mgpu.ops import (
     walk_blocks,
     workspace,
 )
-from dgl_mgpu.ops.walk import check_traversals, graphs
+from dgl_mgpu.ops.walk import check_traversals
 from dgl_mgpu.ops.walk_blocks import _blocks, layer_by_layer
 from tests.kernels.cuda_views import on_device
 from tests.kernels.test_etype_blocks import Waits, same
@@ -36,10 +36,10 @@ WALKS = {
 def expected(views, seeds, layers, key=KEY, **walks):
     """The oracle: the operator's CPU version, also where its GPU's is emulated."""
     walks = {**WALKS, **walks}
-    path, stops = check_traversals(views, "", **walks)
+    path = check_traversals(views, "", **walks)
     chosen = walks["num_random_walks"], walks["num_neighbors"]
-    seeds = seeds.to(path[0].idtype)
-    return _blocks(*layer_by_layer(seeds, *graphs(path), stops, *chosen, key.fold_hops(layers)))
+    seeds = seeds.to(path.idtype)
+    return _blocks(*layer_by_layer(seeds, *path, *chosen, key.fold_hops(layers)))
 
 
 @pytest.fixture(autouse=True)
@@ -151,7 +151,7 @@ def test_without_room_for_the_largest_sample(where, monkeypatch, lacking):
     if lacking == "memory":
         refused = refuse_memory(monkeypatch, 100 << 10)
     else:
-        monkeypatch.setattr(walk_blocks, "_MOST_STEPS", 200 * 6 * 16)
+        monkeypatch.setattr(walk_blocks, "_MAX_STEPS", 200 * 6 * 16)
     ways = []
     monkeypatch.setattr(
         walk_blocks,

@@ -82,7 +82,7 @@ def test_bad_arguments():
 
 @pytest.mark.parametrize("weighted", [False, True])
 def test_more_edges_in_a_hop_than_ids_count_are_refused(monkeypatch, weighted):
-    monkeypatch.setitem(check._MOST_EDGES, torch.int32, 7)  # in place of 2^31 - 1
+    monkeypatch.setitem(check._MAX_EDGES, torch.int32, 7)  # in place of 2^31 - 1
     weights = row_view(torch.ones(3000)) if weighted else None
     for idtype in (torch.int64, torch.int32):
         view = GRAPH.view(idtype=idtype)

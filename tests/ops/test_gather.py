@@ -259,7 +259,7 @@ def test_count_tiers(layout, shuffled):
 def test_counts_to_add_to_are_those_of_the_table(counts):
     """Operators write where counts are to be, whatever is there."""
     view = row_view(table(103, 7), LAYOUTS["four parts"])
-    with pytest.raises(InvalidInputError, match="what an earlier call has returned"):
+    with pytest.raises(InvalidInputError, match=r"counts (has shape|is of type)"):
         count_tiers(view, torch.tensor([5]), counts)
 
 

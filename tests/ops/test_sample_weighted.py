@@ -349,7 +349,7 @@ def test_times_by_edge_type():
         key = with_fields(KEY, etype=number)
         expected = sample_neighbors(graph.view(), seeds[etype], 3, key, times=its_times)
         assert same(sampled[etype], expected)
-    with pytest.raises(InvalidInputError, match="times names the unknown edge type 'hates'"):
+    with pytest.raises(InvalidInputError, match="times names the unknown type 'hates'"):
         sample_etype_neighbors(views, seeds, 3, KEY, times={"hates": times})
 
 

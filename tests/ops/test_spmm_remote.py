@@ -206,6 +206,6 @@ def test_the_schema():
     pairs = pair_up(local.indptr, remote.indptr, 16)
     torch.library.opcheck(
         torch.ops.dgl_mgpu.spmm_remote.default,
-        (*local, *remote, *sources[:3], pairs.before, pairs.total, 16, 8, 2, 16),
+        (*local, *remote, *pairs, 8, 2, *sources),
         test_utils=("test_schema", "test_faketensor"),
     )

@@ -99,7 +99,7 @@ def small(monkeypatch, tmp_path):
 
 def shrink(set_value=setattr) -> None:
     """Take small tables for large ones."""
-    set_value(calibration, "SMALLEST_BYTES", 4000)
+    set_value(calibration, "MIN_BYTES", 4000)
     set_value(calibration, "_BATCH_BYTES", 20_000 * 4 * WIDTH)
 
 
@@ -204,14 +204,14 @@ def test_what_is_measured_is_what_training_reads() -> None:
 
 
 def test_nothing_is_measured_on_small_tables(monkeypatch) -> None:
-    monkeypatch.setattr(calibration, "SMALLEST_BYTES", 1 << 20)
+    monkeypatch.setattr(calibration, "MIN_BYTES", 1 << 20)
     store, _ = build_store(Communicator())
     model = Model()
     calibrate(store, OPTIONS, Communicator(), model)
     assert model.calls == [] and used(store) == [0, HOST_SMS, 0]
     assert not FOUND.path.exists()
     # 160 kB in GPUs and 128 kB in host memory.
-    monkeypatch.setattr(calibration, "SMALLEST_BYTES", 140_000)
+    monkeypatch.setattr(calibration, "MIN_BYTES", 140_000)
     calibrate(store, OPTIONS, Communicator(), model)
     assert model.counts()["host_sms"] == set() and used(store) == [16, HOST_SMS, 49]
 

@@ -17,7 +17,7 @@ from dgl_mgpu.distributed.local_part import Part
 from dgl_mgpu.ops import pick_rows
 
 #: Share of a rank's rows from which on all of them are lent.
-_MOST = 0.75
+_MAX = 0.75
 
 
 class PeerChunks(Chunks):
@@ -37,7 +37,7 @@ class PeerChunks(Chunks):
         everyone = Communicator.of_all_machines().all_gather(
             (part.sending, part.wanted, part.num_own_src)
         )
-        most = _MOST if read_all else math.inf
+        most = _MAX if read_all else math.inf
         shared_rows = [_SharedRows(sending, own, most) for sending, _, own in everyone]
         self._shared_rows = shared_rows[part.rank]
         #: Of each other rank, where its rows for this one begin, and whether they are all it has.

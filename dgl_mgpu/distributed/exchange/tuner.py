@@ -106,7 +106,7 @@ def _climb(
 _WORTH_TRYING = 1.5
 #: Calls that are timed together: of one alone, the launch may take longer than the work.
 _CALLS = 4
-_ASKED = "choose how to exchange rows"
+_ACTION = "choose how to exchange rows"
 #: Which strategy was the fastest.
 FOUND = TuningCache("exchanges.json", 1, str)
 
@@ -181,11 +181,11 @@ class Auto(CommSchedule):
         self._ranks = Communicator.of_all_machines()
         loads = self._ranks.all_gather(RankLoad.of(strategies.part))
         rates = self._ranks.broadcast_from_rank0(
-            _ASKED, lambda: Rates.of_this_machine(self._device)
+            _ACTION, lambda: Rates.of_this_machine(self._device)
         )
         self.model = Model(loads, rates, strategies.part.relation.idtype.itemsize)
         self._about = f"{_graph(loads)}; {_machine(self._ranks, self._device)}"
-        self._known = self._ranks.broadcast_from_rank0(_ASKED, FOUND.read) if cached else {}
+        self._known = self._ranks.broadcast_from_rank0(_ACTION, FOUND.read) if cached else {}
 
     def columns(self) -> tuple[torch.Tensor, torch.Tensor, list[int]]:
         return self._strategies[self._strategies.default].columns()

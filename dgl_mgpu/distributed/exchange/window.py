@@ -18,7 +18,7 @@ from dgl_mgpu.utils.stages import stage
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import _SymmetricMemory
 
-_ASKED = "lend rows to the other GPUs"
+_ACTION = "lend rows to the other GPUs"
 # Bytes up to which a window is made larger than asked for: growing is collective.
 _SLACK = 1 << 20
 # How long a GPU waits for others that may be gone; as long as torch waits for NCCL.
@@ -101,7 +101,7 @@ class Window:
         self._bytes = -(-nbytes // _SLACK) * _SLACK
         # All ranks learn that one has no room: the others would wait for it to lend its own.
         room = Communicator.of_all_machines().run_all(
-            _ASKED, partial(self._allocate, symmetric.empty)
+            _ACTION, partial(self._allocate, symmetric.empty)
         )
         handle = symmetric.rendezvous(room, self.group)
         ranks = [
@@ -123,7 +123,7 @@ class Window:
                 raise
             free = torch.cuda.mem_get_info(self._device)[0]
             raise DeviceMemoryError(
-                _ASKED,
+                _ACTION,
                 f"it takes {needed:,} bytes on {self._device}, where {free:,} are free",
                 "use more ranks, narrower rows, or exchange='broadcast', which lends none",
                 needed,

@@ -168,12 +168,12 @@ def csrmm(
     The result, of 1 or 2 node types, has an edge wherever there is a path of an edge of ``a`` and
     one of ``b``, sorted.
     """
-    asked = "multiply the adjacency matrices of two graphs"
-    _check_weights(asked, [a, b], [a_weights, b_weights])
+    action = "multiply the adjacency matrices of two graphs"
+    _check_weights(action, [a, b], [a_weights, b_weights])
     left, right = a.relations[0], b.relations[0]
     if left.num_dst != right.num_src:
         raise InvalidCallError(
-            asked,
+            action,
             f"the first has {left.num_dst} destination nodes, but the second has {right.num_src}"
             " source nodes",
             "pass a second graph whose source nodes are the first's destination nodes",
@@ -190,12 +190,12 @@ def csrsum(
 
     The result has an edge wherever any of the graphs has one, sorted.
     """
-    asked = "add the adjacency matrices of graphs"
-    _check_weights(asked, indexes, weights)
+    action = "add the adjacency matrices of graphs"
+    _check_weights(action, indexes, weights)
     shapes = {(index.relations[0].num_src, index.relations[0].num_dst) for index in indexes}
     if len(shapes) > 1:
         raise InvalidCallError(
-            asked,
+            action,
             f"they have the shapes {sorted(shapes)}",
             "pass graphs with the same numbers of nodes",
         )
@@ -221,16 +221,16 @@ def csrmask(a: TensorIndex, a_weights: torch.Tensor, b: TensorIndex) -> torch.Te
 
 
 def _check_weights(
-    asked: str, indexes: Sequence[TensorIndex], weights: Sequence[torch.Tensor]
+    action: str, indexes: Sequence[TensorIndex], weights: Sequence[torch.Tensor]
 ) -> None:
     for index, of_edges in zip(indexes, weights, strict=True):
         if len(index.relations) != 1:
             raise InvalidCallError(
-                asked, f"one has {len(index.relations)} edge types", "pass graphs of one edge type"
+                action, f"one has {len(index.relations)} edge types", "pass graphs of one edge type"
             )
         if of_edges.shape != (index.relations[0].num_edges,) or not of_edges.is_floating_point():
             raise InvalidCallError(
-                asked,
+                action,
                 f"weights have dtype {of_edges.dtype} and shape {tuple(of_edges.shape)}, but their"
                 f" graph has {index.relations[0].num_edges} edges",
                 "pass a floating-point number for each edge",
@@ -239,7 +239,7 @@ def _check_weights(
     weight_dtypes = {of_edges.dtype for of_edges in weights}
     if len(id_dtypes) > 1 or len(weight_dtypes) > 1:
         raise InvalidCallError(
-            asked,
+            action,
             f"ids have the dtypes {', '.join(sorted(map(str, id_dtypes)))}, and weights have the"
             f" dtypes {', '.join(sorted(map(str, weight_dtypes)))}",
             "pass graphs with ids of one dtype, and weights of one dtype",

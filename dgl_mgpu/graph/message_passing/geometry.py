@@ -15,7 +15,7 @@ from dgl_mgpu.graph.dispatch import is_null
 from dgl_mgpu.graph.random import generator
 
 #: Distances that are kept at the same time.
-_MOST_DISTANCES = 1 << 24
+_MAX_DISTANCES = 1 << 24
 #: Share of nodes that propose to others in each round of a matching; Fagginger Auer and Bisseling
 #: derive it.
 _PROPOSING = 0.53406
@@ -45,7 +45,7 @@ def knn(
     for x_start, x_counts, y_start, y_counts in _groups(x_offsets.tolist(), y_offsets.tolist()):
         # One set, in several steps if it is large, or many small ones at once, filled up.
         most_x, most_y = max(x_counts), max(y_counts)
-        step = max(1, _MOST_DISTANCES // (most_x * len(x_counts)))
+        step = max(1, _MAX_DISTANCES // (most_x * len(x_counts)))
         x_places, x_there = _padded(x_start, x_counts, 0, most_x, x.device)
         points = x[x_places]
         for first in range(0, most_y, step):
@@ -104,7 +104,7 @@ def _groups(x_bounds: list[int], y_bounds: list[int]) -> Iterator[Any]:
             continue
         group.append((x_start, x_stop - x_start, y_start, y_stop - y_start))
         _, x_counts, _, y_counts = zip(*group, strict=True)
-        if len(group) > 1 and len(group) * max(x_counts) * max(y_counts) > _MOST_DISTANCES:
+        if len(group) > 1 and len(group) * max(x_counts) * max(y_counts) > _MAX_DISTANCES:
             yield zip(*group[:-1], strict=True)
             del group[:-1]
     if group:

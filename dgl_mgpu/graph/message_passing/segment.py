@@ -186,7 +186,7 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype.is_floating_point and dtype.itemsize < 4 else dtype
 
 
-def _bounds(lengths: Any, num_rows: int, num_matrices: int, asked: str) -> list[tuple[int, int]]:
+def _bounds(lengths: Any, num_rows: int, num_matrices: int, action: str) -> list[tuple[int, int]]:
     """First row of each segment, and the row after its last."""
     bounds, start = [], 0
     for length in as_tensor(lengths).tolist():
@@ -194,7 +194,7 @@ def _bounds(lengths: Any, num_rows: int, num_matrices: int, asked: str) -> list[
         start += length
     if len(bounds) != num_matrices or start != num_rows or any(a > b for a, b in bounds):
         raise InvalidInputError(
-            asked,
+            action,
             f"{len(bounds)} segments have {start} rows together, but there are {num_matrices}"
             f" matrices and {num_rows} rows",
             "pass the length of each matrix's segment of rows",

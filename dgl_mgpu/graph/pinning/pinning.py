@@ -158,15 +158,15 @@ def pin_memory_inplace(tensor: torch.Tensor) -> PinnedMemory:
     if the tensor is not on the CPU or not contiguous, `UnavailableError` without a GPU, and
     `DeviceMemoryError` if the driver refuses.
     """
-    asked = f"pin a tensor of shape {tuple(tensor.shape)}"
+    action = f"pin a tensor of shape {tuple(tensor.shape)}"
     if tensor.device.type != "cpu":
-        raise PinningError(asked, f"it is on {tensor.device}", "pin a tensor of the CPU")
+        raise PinningError(action, f"it is on {tensor.device}", "pin a tensor of the CPU")
     if not tensor.is_contiguous():
-        raise PinningError(asked, "it is not contiguous", "pin tensor.contiguous()")
+        raise PinningError(action, "it is not contiguous", "pin tensor.contiguous()")
     runtime = find_runtime()
     if runtime is None:
         raise UnavailableError(
-            asked, "torch sees no GPU", "leave the tensor as it is, or use a machine with a GPU"
+            action, "torch sees no GPU", "leave the tensor as it is, or use a machine with a GPU"
         )
     if tensor.numel() == 0:
         return PinnedMemory(tensor, [])
@@ -198,17 +198,17 @@ def scatter_pinned_tensor_rows(dest: Any, rows: torch.Tensor, source: torch.Tens
 
 def host_view(tensor: torch.Tensor, device: torch.device) -> RowView:
     """A view of a pinned tensor's rows for operators of ``device``; the caller keeps the tensor."""
-    asked = f"let {device} reach rows of a tensor of shape {tuple(tensor.shape)}"
+    action = f"let {device} reach rows of a tensor of shape {tuple(tensor.shape)}"
     if tensor.device.type != "cpu" or tensor.dim() == 0:
         found = f"it is on {tensor.device}" if tensor.dim() else "it is a single element"
-        raise PinningError(asked, found, "pass a tensor of the CPU with rows")
+        raise PinningError(action, found, "pass a tensor of the CPU with rows")
     if not tensor.is_contiguous():
-        raise PinningError(asked, "it is not contiguous", "pass tensor.contiguous(), pinned")
+        raise PinningError(action, "it is not contiguous", "pass tensor.contiguous(), pinned")
     stream = 0
     if device.type == "cuda":
         if tensor.numel() and not tensor.is_pinned():
             raise PinningError(
-                asked,
+                action,
                 "it is not pinned",
                 "pin it: dgl.utils.pin_memory_inplace(tensor), DGLGraph.pin_memory_()",
             )

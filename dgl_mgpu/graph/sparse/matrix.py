@@ -76,15 +76,15 @@ class SparseMatrix:
 
     def index_select(self, dim: int, index: torch.Tensor) -> SparseMatrix:
         """The rows (``dim=0``) or columns (``dim=1``) `index`, in this order."""
-        asked = "select rows or columns of a sparse matrix"
-        check_indices(asked, index=index)
+        action = "select rows or columns of a sparse matrix"
+        check_indices(action, index=index)
         if index.device != self.device():
             raise InvalidInputError(
-                asked,
+                action,
                 f"the index is on {index.device}, but the matrix is on {self.device()}",
                 "move one to the other",
             )
-        check_range(asked, (index, self.shape()[dim]))
+        check_range(action, (index, self.shape()[dim]))
         return self._select(dim, index)
 
     def range_select(self, dim: int, start: int, end: int | None) -> SparseMatrix:
@@ -117,17 +117,17 @@ class SparseMatrix:
         Without replacement no more are drawn than there are, and with a bias, for which values are
         the weights, no more than have a positive value.  ``dgl.seed`` repeats a sample.
         """
-        asked = "sample a sparse matrix"
-        check_dim(asked, dim)
+        action = "sample a sparse matrix"
+        check_dim(action, dim)
         if dim == 1:
             return self.transpose().sample(0, fanout, ids, replace, bias).transpose()
         if fanout < -1:
             raise InvalidInputError(
-                asked, f"the fanout is {fanout}", "pass a number from 0 on, or -1 for all"
+                action, f"the fanout is {fanout}", "pass a number from 0 on, or -1 for all"
             )
         rows = self.index_select(0, ids)
         csr = rows.pattern.relation.csr()
-        weight = _relative_weights(asked, csr, rows.val()) if bias else None
+        weight = _relative_weights(action, csr, rows.val()) if bias else None
         if fanout == -1:
             picks = torch.arange(csr.indices.numel(), device=self.device())
             if weight is not None:
@@ -147,18 +147,20 @@ def widen(value: torch.Tensor) -> torch.Tensor:
     return value.to(torch.promote_types(value.dtype, torch.float32))
 
 
-def _relative_weights(asked: str, csr: Compressed, value: torch.Tensor) -> torch.Tensor:
+def _relative_weights(action: str, csr: Compressed, value: torch.Tensor) -> torch.Tensor:
     """Weights divided by the largest of their row: rows may be of very different magnitude."""
     weight = value.detach().double()
     if weight.dim() != 1:
         raise InvalidInputError(
-            asked,
+            action,
             f"the weights are vectors of {weight.shape[1]} numbers",
             "pass bias=False, or scalar values",
         )
     if not bool(((weight >= 0) & (weight < torch.inf)).all()):
         raise InvalidWeightError(
-            asked, "a weight is negative, infinite or NaN", "make all weights finite and at least 0"
+            action,
+            "a weight is negative, infinite or NaN",
+            "make all weights finite and at least 0",
         )
     row = csr.owners().long()
     largest = weight.new_zeros(len(csr.indptr) - 1).scatter_reduce(0, row, weight, "amax")
@@ -218,14 +220,14 @@ def _pick_with_replacement(
 
 def from_coo(indices: torch.Tensor, value: torch.Tensor, shape: Sequence[int]) -> SparseMatrix:
     """A matrix with ``value[i]`` at row ``indices[0, i]`` and column ``indices[1, i]``."""
-    asked = "make a sparse matrix from COO"
+    action = "make a sparse matrix from COO"
     if indices.dim() != 2 or indices.shape[0] != 2:
         found = f"the indices have shape {tuple(indices.shape)}"
-        raise InvalidInputError(asked, found, "pass indices of shape (2, nnz)")
-    rows, cols = _checked_shape(asked, shape)
-    check_indices(asked, row=indices[0], col=indices[1])
-    check_value(asked, value, indices.shape[1], indices.device)
-    check_range(asked, (indices[0], rows), (indices[1], cols))
+        raise InvalidInputError(action, found, "pass indices of shape (2, nnz)")
+    rows, cols = _checked_shape(action, shape)
+    check_indices(action, row=indices[0], col=indices[1])
+    check_value(action, value, indices.shape[1], indices.device)
+    check_range(action, (indices[0], rows), (indices[1], cols))
     return SparseMatrix(SparsityPattern.from_indices(indices, (rows, cols)), value)
 
 
@@ -233,24 +235,24 @@ def from_csr(
     indptr: torch.Tensor, indices: torch.Tensor, value: torch.Tensor, shape: Sequence[int]
 ) -> SparseMatrix:
     """A matrix whose row ``i`` has the columns ``indices[indptr[i]:indptr[i + 1]]``."""
-    asked = "make a sparse matrix from CSR"
-    return _from_compressed(asked, indptr, indices, value, _checked_shape(asked, shape))
+    action = "make a sparse matrix from CSR"
+    return _from_compressed(action, indptr, indices, value, _checked_shape(action, shape))
 
 
 def from_csc(
     indptr: torch.Tensor, indices: torch.Tensor, value: torch.Tensor, shape: Sequence[int]
 ) -> SparseMatrix:
     """A matrix whose column ``i`` has the rows ``indices[indptr[i]:indptr[i + 1]]``."""
-    asked = "make a sparse matrix from CSC"
-    rows, cols = _checked_shape(asked, shape)
-    return _from_compressed(asked, indptr, indices, value, (cols, rows)).transpose()
+    action = "make a sparse matrix from CSC"
+    rows, cols = _checked_shape(action, shape)
+    return _from_compressed(action, indptr, indices, value, (cols, rows)).transpose()
 
 
 def from_diag(value: torch.Tensor, shape: Sequence[int]) -> SparseMatrix:
     """A matrix with ``value`` on its diagonal."""
-    asked = "make a diagonal sparse matrix"
-    rows, cols = _checked_shape(asked, shape)
-    check_value(asked, value, min(rows, cols), value.device)
+    action = "make a diagonal sparse matrix"
+    rows, cols = _checked_shape(action, shape)
+    check_value(action, value, min(rows, cols), value.device)
     return SparseMatrix(SparsityPattern.from_diag((rows, cols), value.device), value)
 
 
@@ -260,25 +262,25 @@ def val_like(mat: SparseMatrix, value: torch.Tensor) -> SparseMatrix:
     return SparseMatrix(mat.pattern, value)
 
 
-def _checked_shape(asked: str, shape: Sequence[int]) -> tuple[int, int]:
+def _checked_shape(action: str, shape: Sequence[int]) -> tuple[int, int]:
     sizes = [int(size) for size in shape]  # where DGL takes them from the indices, tensors
     if len(sizes) != 2 or min(sizes) < 0:
-        raise InvalidInputError(asked, f"the shape is {tuple(sizes)}", "pass (rows, columns)")
+        raise InvalidInputError(action, f"the shape is {tuple(sizes)}", "pass (rows, columns)")
     return sizes[0], sizes[1]
 
 
 def _from_compressed(
-    asked: str,
+    action: str,
     indptr: torch.Tensor,
     indices: torch.Tensor,
     value: torch.Tensor,
     shape: tuple[int, int],
 ) -> SparseMatrix:
-    check_indices(asked, indptr=indptr, indices=indices)
-    check_value(asked, value, indices.numel(), indices.device)
+    check_indices(action, indptr=indptr, indices=indices)
+    check_value(action, value, indices.numel(), indices.device)
     if indptr.numel() != shape[0] + 1:
         raise InvalidInputError(
-            asked,
+            action,
             f"indptr has {indptr.numel()} entries, but there are {shape[0]} compressed rows or "
             "columns",
             "pass an indptr with one entry more than that",
@@ -286,9 +288,9 @@ def _from_compressed(
     steps_down = (indptr.diff() < 0).any()
     is_bad = steps_down | (indptr[0] != 0) | (indptr[-1] != indices.numel())
     if bool(is_bad | any_outside(indices, shape[1])):
-        check_range(asked, (indices, shape[1]))
+        check_range(action, (indices, shape[1]))
         raise InvalidInputError(
-            asked,
+            action,
             "indptr does not rise from 0 to the number of non-zeros",
             "pass the running sum of how many non-zeros each row or column has",
         )
@@ -303,8 +305,8 @@ def compact(
     Leading indices come first, in this order, also if they are empty; the others keep their order.
     Also returns the old number of each, shape (new size,).
     """
-    asked = "compact a sparse matrix"
-    check_dim(asked, dim)
+    action = "compact a sparse matrix"
+    check_dim(action, dim)
     row, col = mat.coo()
     ids = (row, col)[dim]
     size = mat.shape()[dim]
@@ -314,8 +316,8 @@ def compact(
     if leading_indices is not None:
         dtype = None if isinstance(leading_indices, torch.Tensor) else ids.dtype
         leading = torch.as_tensor(leading_indices, dtype=dtype, device=ids.device)
-        check_indices(asked, leading_indices=leading)
-        check_range(asked, (leading, size))
+        check_indices(action, leading_indices=leading)
+        check_range(action, (leading, size))
         ordered, place = leading.sort(stable=True)
         is_first = torch.ones_like(ordered, dtype=torch.bool)
         is_first[1:] = ordered[1:] != ordered[:-1]

@@ -10,23 +10,23 @@ from dgl_mgpu.errors import IdOutOfRangeError, InvalidInputError
 from dgl_mgpu.graph.relation import Compressed, Coo, Relation
 
 
-def check_indices(asked: str, **indices: torch.Tensor) -> None:
+def check_indices(action: str, **indices: torch.Tensor) -> None:
     """Raise unless all are 1-dimensional tensors of one index dtype on one device."""
     for name, index in indices.items():
         if not isinstance(index, torch.Tensor):
             found = f"{name} is of type {type(index).__name__}"
-            raise InvalidInputError(asked, found, "pass a tensor")
+            raise InvalidInputError(action, found, "pass a tensor")
     dtypes = {index.dtype for index in indices.values()}
     if len(dtypes) > 1 or not dtypes <= {torch.int32, torch.int64}:
         found = ", ".join(f"{name} has dtype {index.dtype}" for name, index in indices.items())
-        raise InvalidInputError(asked, found, "pass int64 tensors, or int32 tensors")
+        raise InvalidInputError(action, found, "pass int64 tensors, or int32 tensors")
     for name, index in indices.items():
         if index.dim() != 1:
             found = f"{name} has shape {tuple(index.shape)}"
-            raise InvalidInputError(asked, found, "pass a tensor of one dimension")
+            raise InvalidInputError(action, found, "pass a tensor of one dimension")
     if len({index.device for index in indices.values()}) > 1:
         found = ", ".join(f"{name} is on {index.device}" for name, index in indices.items())
-        raise InvalidInputError(asked, found, "pass tensors on one device")
+        raise InvalidInputError(action, found, "pass tensors on one device")
 
 
 def any_outside(ids: torch.Tensor, bound: int) -> torch.Tensor:
@@ -34,7 +34,7 @@ def any_outside(ids: torch.Tensor, bound: int) -> torch.Tensor:
     return ((ids < 0) | (ids >= bound)).any()
 
 
-def check_range(asked: str, *bounds: tuple[torch.Tensor, int]) -> None:
+def check_range(action: str, *bounds: tuple[torch.Tensor, int]) -> None:
     """Raise unless all ids of each tensor are in ``[0, bound)``.  The host waits once."""
     if not bool(torch.stack([any_outside(*pair) for pair in bounds]).any()):
         return
@@ -42,42 +42,42 @@ def check_range(asked: str, *bounds: tuple[torch.Tensor, int]) -> None:
         outside = ids[(ids < 0) | (ids >= bound)]
         if outside.numel():
             found = f"there is no place for index {int(outside[0])}"
-            raise IdOutOfRangeError(asked, found, f"pass indices in [0, {bound})")
+            raise IdOutOfRangeError(action, found, f"pass indices in [0, {bound})")
 
 
-def check_value(asked: str, value: torch.Tensor, nnz: int, device: torch.device) -> None:
+def check_value(action: str, value: torch.Tensor, nnz: int, device: torch.device) -> None:
     """Raise unless there is a value for each non-zero, on the device of the indices."""
     if value.dim() not in (1, 2) or value.shape[0] != nnz:
         raise InvalidInputError(
-            asked,
+            action,
             f"the values have shape {tuple(value.shape)}, but there are {nnz} non-zeros",
             f"pass values of shape ({nnz},) or ({nnz}, D)",
         )
     if value.device != device:
         found = f"the values are on {value.device}, but the indices are on {device}"
-        raise InvalidInputError(asked, found, "move one to the other")
+        raise InvalidInputError(action, found, "move one to the other")
 
 
-def check_dim(asked: str, dim: int) -> None:
+def check_dim(action: str, dim: int) -> None:
     """Raise unless `dim` is 0 or 1."""
     if dim not in (0, 1):
-        raise InvalidInputError(asked, f"there is no dim={dim}", "use 0 or 1")
+        raise InvalidInputError(action, f"there is no dim={dim}", "use 0 or 1")
 
 
-def check_numbering(asked: str, shape: tuple[int, int]) -> None:
+def check_numbering(action: str, shape: tuple[int, int]) -> None:
     """Raise unless the places of a matrix can be numbered in 64 bits."""
     if shape[0] * shape[1] >= 1 << 63:
         found = f"the matrix has shape {shape}"
-        raise InvalidInputError(asked, found, "pass one of less than 2^63 places")
+        raise InvalidInputError(action, found, "pass one of less than 2^63 places")
 
 
-def check_same(asked: str, **tensors: torch.Tensor) -> None:
+def check_same(action: str, **tensors: torch.Tensor) -> None:
     """Raise unless all have one dtype and are on one device."""
     for attribute in ("dtype", "device"):
         values = {name: getattr(tensor, attribute) for name, tensor in tensors.items()}
         if len(set(values.values())) > 1:
             found = ", ".join(f"{name} has {attribute} {value}" for name, value in values.items())
-            raise InvalidInputError(asked, found, f"convert them to one {attribute}")
+            raise InvalidInputError(action, found, f"convert them to one {attribute}")
 
 
 class SparsityPattern:

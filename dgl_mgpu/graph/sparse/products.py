@@ -18,7 +18,7 @@ from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.graph.relation import ranges
 from dgl_mgpu.graph.sparse.matrix import SparseMatrix, widen
 from dgl_mgpu.graph.sparse.pattern import SparsityPattern, check_numbering, check_same
-from dgl_mgpu.graph.sparse.reduction import BroadcastRows
+from dgl_mgpu.graph.sparse.reduction import BroadcastRows, check_no_duplicates
 
 # How many products of two non-zeros are in memory at a time, at about 50 bytes each; more where
 # one row has more.
@@ -31,18 +31,18 @@ def spmm(mat: SparseMatrix, dense: torch.Tensor) -> torch.Tensor:
     Scalar values go with a dense matrix of shape (M,) or (M, N), vectors of K numbers with one of
     shape (M, N, K); the result has L in place of M.
     """
-    asked = "multiply a sparse with a dense matrix"
+    action = "multiply a sparse with a dense matrix"
     value = mat.val()
     batch = tuple(value.shape[1:])
     fits = dense.dim() in ((3,) if batch else (1, 2)) and dense.shape[0] == mat.shape()[1]
     if not fits or tuple(dense.shape[2:]) != batch:
         raise InvalidInputError(
-            asked,
+            action,
             f"the sparse matrix has shape {mat.shape()} with values of shape "
             f"{tuple(value.shape)}, but the dense one has shape {tuple(dense.shape)}",
             f"pass a dense matrix of shape {(mat.shape()[1], 'N', *batch)}",
         )
-    check_same(asked, values=value, dense=dense)
+    check_same(action, values=value, dense=dense)
     if dense.dim() == 1:
         return _SpMM.apply(mat.pattern, value, dense[:, None]).squeeze(1)
     return _SpMM.apply(mat.pattern, value, dense)
@@ -54,7 +54,7 @@ def sddmm(mat: SparseMatrix, lhs: torch.Tensor, rhs: torch.Tensor) -> SparseMatr
     For a matrix of shape (L, N), with scalars or vectors of K numbers as values: `lhs` has shape
     (L,), (L, M) or (L, M, K), and `rhs` (N,), (M, N) or (M, N, K).
     """
-    asked = "multiply dense matrices at the non-zeros of a sparse one"
+    action = "multiply dense matrices at the non-zeros of a sparse one"
     value = mat.val()
     shapes = tuple(lhs.shape), tuple(rhs.shape)
     lhs = lhs[:, None] if lhs.dim() == 1 else lhs
@@ -70,13 +70,13 @@ def sddmm(mat: SparseMatrix, lhs: torch.Tensor, rhs: torch.Tensor) -> SparseMatr
     )
     if not fits:
         raise InvalidInputError(
-            asked,
+            action,
             f"the sparse matrix has shape {mat.shape()} with values of shape "
             f"{tuple(value.shape)}, but the dense ones have shapes {shapes[0]} and {shapes[1]}",
             f"pass {(mat.shape()[0], 'M')} and {('M', mat.shape()[1])}, or both with one more "
             "dimension, as long as values are",
         )
-    check_same(asked, lhs=lhs, rhs=rhs)
+    check_same(action, lhs=lhs, rhs=rhs)
     product = _Dot.apply(mat.pattern, lhs, rhs.transpose(0, 1))
     if value.dim() < product.dim():
         value = value[:, None]
@@ -139,20 +139,20 @@ def spspmm(lhs: SparseMatrix, rhs: SparseMatrix) -> SparseMatrix:
     Non-zero wherever a product of non-zeros falls, also where their sum is 0; sorted, except that
     a square diagonal matrix leaves the non-zeros of the other where they are.
     """
-    asked = "multiply two sparse matrices"
+    action = "multiply two sparse matrices"
     if lhs.shape()[1] != rhs.shape()[0]:
         raise InvalidInputError(
-            asked,
+            action,
             f"their shapes are {lhs.shape()} and {rhs.shape()}",
             "pass a second matrix with as many rows as the first has columns",
         )
     if lhs.val().dim() != 1 or rhs.val().dim() != 1:
         raise InvalidInputError(
-            asked,
+            action,
             f"their values have the shapes {tuple(lhs.val().shape)} and {tuple(rhs.val().shape)}",
             "pass matrices with scalar values",
         )
-    check_same(asked, lhs=lhs.val(), rhs=rhs.val())
+    check_same(action, lhs=lhs.val(), rhs=rhs.val())
     shape = lhs.shape()[0], rhs.shape()[1]
     if lhs.is_diag() and rhs.is_diag():
         common = min(lhs.nnz(), rhs.nnz())
@@ -165,13 +165,8 @@ def spspmm(lhs: SparseMatrix, rhs: SparseMatrix) -> SparseMatrix:
     if rhs.is_diag() and rhs.shape()[0] == rhs.shape()[1]:
         of_columns = BroadcastRows.apply(lhs.pattern.transpose(), rhs.val())
         return SparseMatrix(lhs.pattern, lhs.val() * of_columns)
-    if lhs.has_duplicate() or rhs.has_duplicate():
-        raise InvalidInputError(
-            asked,
-            "one of them has several non-zeros at one place",
-            "call coalesce() on the matrix that has them",
-        )
-    check_numbering(asked, shape)
+    check_no_duplicates(action, lhs, rhs)
+    check_numbering(action, shape)
     keys, value = multiply(lhs.pattern, rhs.pattern, lhs.val(), rhs.val())
     return SparseMatrix(SparsityPattern.from_keys(keys, shape), value)
 

@@ -22,16 +22,16 @@ def reduce(mat: SparseMatrix, rtype: str, dim: int | None = None) -> torch.Tenso
     0 where there is nothing to reduce.  Where several are the largest or smallest, gradients are
     shared equally.
     """
-    asked = "reduce a sparse matrix"
+    action = "reduce a sparse matrix"
     if rtype not in _REDUCTIONS:
         raise InvalidInputError(
-            asked, f"there is no rtype={rtype!r}", f"pass one of {', '.join(_REDUCTIONS)}"
+            action, f"there is no rtype={rtype!r}", f"pass one of {', '.join(_REDUCTIONS)}"
         )
     name = _REDUCTIONS[rtype]
     value = mat.val()
     if dim is None:
-        return _reduce_all(asked, value, name)
-    check_dim(asked, dim)
+        return _reduce_all(action, value, name)
+    check_dim(action, dim)
     pattern = mat.pattern if dim == 1 else mat.pattern.transpose()
     if name == "sum" and value.is_floating_point():
         return RowSums.apply(pattern, value)
@@ -45,14 +45,16 @@ def reduce(mat: SparseMatrix, rtype: str, dim: int | None = None) -> torch.Tenso
     return zeros.scatter_reduce(0, row, value, name, include_self=False)
 
 
-def _reduce_all(asked: str, value: torch.Tensor, name: str) -> torch.Tensor:
+def _reduce_all(action: str, value: torch.Tensor, name: str) -> torch.Tensor:
     if value.shape[0] == 0:
         # Sums and products of integers are of 64 bits, also of none.
         nothing = value.sum(0)
         return nothing if name in ("sum", "prod") else nothing.to(value.dtype)
     if name == "mean" and not value.is_floating_point():
         raise InvalidInputError(
-            asked, f"the values have dtype {value.dtype}, which has no mean", "convert with float()"
+            action,
+            f"the values have dtype {value.dtype}, which has no mean",
+            "convert with float()",
         )
     return getattr(value, name)(0)
 
@@ -99,12 +101,12 @@ class BroadcastRows(torch.autograd.Function):
 
 def softmax(mat: SparseMatrix, dim: int) -> SparseMatrix:
     """Softmax over the non-zeros of each column (``dim=0``) or row (``dim=1``)."""
-    asked = "take the softmax of a sparse matrix"
-    check_dim(asked, dim)
+    action = "take the softmax of a sparse matrix"
+    check_dim(action, dim)
     value = mat.val()
     if not value.is_floating_point():
         found = f"the values have dtype {value.dtype}"
-        raise InvalidInputError(asked, found, "convert with float()")
+        raise InvalidInputError(action, found, "convert with float()")
     pattern = mat.pattern if dim == 1 else mat.pattern.transpose()
     return SparseMatrix(mat.pattern, _Softmax.apply(pattern, value))
 
@@ -141,10 +143,10 @@ def spsp_add(lhs: SparseMatrix, rhs: SparseMatrix) -> SparseMatrix:
 
 def spsp_mul(lhs: SparseMatrix, rhs: SparseMatrix) -> SparseMatrix:
     """``lhs * rhs``, non-zero where both are; sorted."""
-    _check("multiply", lhs, rhs)
+    action = _check("multiply", lhs, rhs)
     if lhs.is_diag() and rhs.is_diag():
         return SparseMatrix(lhs.pattern, lhs.val() * rhs.val())
-    _check_no_duplicates("multiply", lhs, rhs)
+    check_no_duplicates(action, lhs, rhs)
     keys, order = lhs.pattern.keys().sort()
     other_keys, other_order = rhs.pattern.keys().sort()
     place = torch.searchsorted(other_keys, keys)
@@ -156,15 +158,15 @@ def spsp_mul(lhs: SparseMatrix, rhs: SparseMatrix) -> SparseMatrix:
 
 def spsp_div(lhs: SparseMatrix, rhs: SparseMatrix) -> SparseMatrix:
     """``lhs / rhs`` for matrices with non-zeros at the same places, in the order of `lhs`."""
-    _check("divide", lhs, rhs)
+    action = _check("divide", lhs, rhs)
     if lhs.is_diag() and rhs.is_diag():
         return SparseMatrix(lhs.pattern, lhs.val() / rhs.val())
-    _check_no_duplicates("divide", lhs, rhs)
+    check_no_duplicates(action, lhs, rhs)
     keys, order = lhs.pattern.keys().sort()
     other_keys, other_order = rhs.pattern.keys().sort()
     if not torch.equal(keys, other_keys):
         raise InvalidInputError(
-            "divide two sparse matrices",
+            action,
             "their non-zeros are at different places",
             "pass matrices with non-zeros at the same places",
         )
@@ -172,24 +174,27 @@ def spsp_div(lhs: SparseMatrix, rhs: SparseMatrix) -> SparseMatrix:
     return SparseMatrix(lhs.pattern, lhs.val() / rhs.val()[counterpart])
 
 
-def _check(verb: str, lhs: SparseMatrix, rhs: SparseMatrix) -> None:
-    asked = f"{verb} two sparse matrices"
+def _check(verb: str, lhs: SparseMatrix, rhs: SparseMatrix) -> str:
+    """Raise unless shapes and values fit; else what is to be done, for errors."""
+    action = f"{verb} two sparse matrices"
     if lhs.shape() != rhs.shape():
         found = f"their shapes differ, {lhs.shape()} and {rhs.shape()}"
-        raise InvalidInputError(asked, found, "pass matrices of one shape")
-    check_same(asked, lhs=lhs.val(), rhs=rhs.val())
+        raise InvalidInputError(action, found, "pass matrices of one shape")
+    check_same(action, lhs=lhs.val(), rhs=rhs.val())
     if lhs.val().shape[1:] != rhs.val().shape[1:]:
         raise InvalidInputError(
-            asked,
+            action,
             f"their values have the shapes {tuple(lhs.val().shape)} and {tuple(rhs.val().shape)}",
             "pass scalars for both, or vectors of one length",
         )
+    return action
 
 
-def _check_no_duplicates(verb: str, lhs: SparseMatrix, rhs: SparseMatrix) -> None:
+def check_no_duplicates(action: str, lhs: SparseMatrix, rhs: SparseMatrix) -> None:
+    """Raise if one of them has several non-zeros at one place."""
     if lhs.has_duplicate() or rhs.has_duplicate():
         raise InvalidInputError(
-            f"{verb} two sparse matrices",
+            action,
             "one of them has several non-zeros at one place",
             "call coalesce() on the matrix that has them",
         )

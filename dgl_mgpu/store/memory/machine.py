@@ -18,7 +18,7 @@ from dgl_mgpu.store.memory.segment import Segment
 
 # What training keeps of a GPU for itself: a share, and bytes at least.
 _SHARE_FOR_TRAINING = 0.25
-_LEAST_FOR_TRAINING = 4 << 30
+_MIN_FOR_TRAINING = 4 << 30
 _PATTERN_BYTES = 4096
 _PROVE = "try which GPUs read each other"
 
@@ -107,7 +107,7 @@ def topology_of_ranks(
 
 
 def _for_store(device_info: DeviceInfo) -> int:
-    reserved = max(int(device_info.total * _SHARE_FOR_TRAINING), _LEAST_FOR_TRAINING)
+    reserved = max(int(device_info.total * _SHARE_FOR_TRAINING), _MIN_FOR_TRAINING)
     return max(device_info.free - reserved, 0)
 
 

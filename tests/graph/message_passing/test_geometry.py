@@ -37,7 +37,7 @@ def neighbors(found: torch.Tensor, k: int) -> torch.Tensor:
 @pytest.fixture
 def few_distances(monkeypatch):
     """Sets are large and have to be taken in several steps."""
-    monkeypatch.setattr(geometry, "_MOST_DISTANCES", 300)
+    monkeypatch.setattr(geometry, "_MAX_DISTANCES", 300)
 
 
 @pytest.mark.parametrize("segments", SEGMENTS.values(), ids=SEGMENTS)

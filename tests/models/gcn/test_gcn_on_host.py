@@ -271,7 +271,7 @@ def test_bad_calls() -> None:
 def _narrow_slabs() -> Iterator[None]:
     """Two columns each."""
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in (("_SLAB_BYTES", 1), ("_FEWEST_COLUMNS", 2), ("_ALIGNED_COLUMNS", 1)):
+        for name, value in (("_SLAB_BYTES", 1), ("_MIN_COLUMNS", 2), ("_ALIGNED_COLUMNS", 1)):
             patch.setattr(host, name, value)
         yield
 
