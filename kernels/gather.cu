@@ -321,10 +321,22 @@ __global__ void __launch_bounds__(kThreads) gather_cast(Request<Seed, Position> 
 }
 
 // Rows of a tensor, those with the numbers `ids`, one after the other; zeros for what is no row.
+template <typename Seed>
+struct Picked {
+  char* out;
+  const char* table;
+  const Seed* ids;
+  int64 count;
+  int64 num_rows;
+  int64 row_bytes;
+  int64 slots;
+  int64 warp_rows;
+  int64* fault;
+};
+
 template <typename Seed, typename Vector, int kUnroll>
-__global__ void __launch_bounds__(kThreads)
-    pick(char* out, const char* table, const Seed* ids, int64 count, int64 num_rows,
-         int64 row_bytes, int64 slots, int64 warp_rows, int64* fault) {
+__global__ void __launch_bounds__(kThreads) pick(const __grid_constant__ Picked<Seed> picked) {
+  const auto [out, table, ids, count, num_rows, row_bytes, slots, warp_rows, fault] = picked;
   const int vectors = static_cast<int>(slots);
   const RowShape shape{row_bytes, vectors, slots * static_cast<int64>(sizeof(Vector)) != row_bytes,
                        0xffffffffu / vectors + 1};

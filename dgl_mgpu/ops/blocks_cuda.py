@@ -6,6 +6,7 @@ it.  So what is the same for every batch of a size is prepared once, in a :class
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -220,9 +221,11 @@ class _Prepared:
         """Memory for nodes, sources, edge ids and indptrs."""
         return torch.empty(self._all_rooms, dtype=self.idtype, device=self._device)
 
-    def split(self, results: Tensor) -> Sequence[Tensor]:
-        """The room of each result in this memory."""
-        return results.split_with_sizes(self._rooms)
+    def split(self, results: Tensor, sizes: Sequence[int]) -> Sequence[Tensor]:
+        """Results of these sizes, each at the beginning of its room."""
+        # At once: views one by one would take the host several times as long.
+        parts = ((size, room - size) for size, room in zip(sizes, self._rooms, strict=True))
+        return results.split_with_sizes([*itertools.chain.from_iterable(parts)])[::2]
 
     def make_room(self, nodes: int) -> None:
         """Use a hash table of another size from now on."""
@@ -253,8 +256,6 @@ class _BatchInFlight:
         self.results = prepared.room_of_results()
         self.room = 0
         prepared.launch(self)
-        # What the host does from here on until it waits takes no time.
-        self._rooms = prepared.split(self.results)
 
     def __del__(self) -> None:
         self.space.reports.append(self.report)
@@ -280,9 +281,7 @@ class _BatchInFlight:
                 prepared.make_room(sizes[-1])
         edges, known = sizes[0::2], sizes[1::2]
         starts = [count + 1 for count in (self.seeds.shape[0], *known[:-1])]
-        sizes = [known[-1], *edges, *edges, *starts]
-        # In place: new views would take the host several times as long.
-        pieces = [room.resize_(size) for room, size in zip(self._rooms, sizes, strict=True)]
+        pieces = prepared.split(self.results, (known[-1], *edges, *edges, *starts))
         nodes, *parts = cut_to_size(self.results, pieces)
         hops = prepared.hops
         return nodes, parts[2 * hops :], parts[:hops], parts[hops : 2 * hops]

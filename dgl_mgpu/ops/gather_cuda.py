@@ -176,20 +176,27 @@ def _count_tiers(
     )  # fmt: skip
 
 
+@functools.cache
+def _pick_kernel(ids: torch.dtype, vector: int) -> Kernel:
+    types = f"{c_type(ids)}, {VECTORS[vector]}, {UNROLL}"
+    return Kernel("gather.cu", f"dgl_mgpu::pick<{types}>")
+
+
 @pick_rows_op.cuda
 def _pick_rows(out: Tensor, rows: Tensor, ids: Tensor) -> None:
     """See ``kernels/gather.cu``."""
-    device, count = out.device, len(ids)
+    device, count, num_bytes = out.device, ids.shape[0], out.nbytes
     gpu.raise_faults(device, wait=False)
-    if not out.numel():
+    if not num_bytes:
         return
-    row_bytes = out.numel() // count * out.element_size()
-    vector = math.gcd(row_bytes, out.data_ptr(), rows.data_ptr(), 16)
-    types = f"{c_type(ids.dtype)}, {VECTORS[vector]}, {UNROLL}"
-    kernel = Kernel("gather.cu", f"dgl_mgpu::pick<{types}>")
+    ids = ids.contiguous()
+    row_bytes, to, table = num_bytes // count, out.data_ptr(), rows.data_ptr()
+    vector = row_bytes | to | table | 16
+    vector &= -vector  # the largest power of two that divides all of them
+    kernel = _pick_kernel(ids.dtype, vector)
     blocks, warp_rows = launch_shape(kernel, count, device, 0)
-    slots = row_slots(row_bytes, vector)
-    kernel(
-        blocks, THREADS, out, rows, ids.contiguous(), count, len(rows), row_bytes, slots,
-        warp_rows, gpu.fault_record(device), device=device,
+    picked = gpu.packed(
+        (to, table, ids.data_ptr(), count, rows.shape[0], row_bytes, row_slots(row_bytes, vector),
+         warp_rows, gpu.fault_record(device).data_ptr())
     )  # fmt: skip
+    kernel(blocks, THREADS, picked, device=device)

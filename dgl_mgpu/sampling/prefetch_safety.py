@@ -75,9 +75,12 @@ class DependencySnapshot:
         if kind in _VALUES:
             return thing
         if kind is list or kind is tuple:
-            return [self._key_of(item) for item in thing]
+            return [it if type(it) in _VALUES else self._key_of(it) for it in thing]
         if kind is dict:
-            return [(name, self._key_of(value)) for name, value in thing.items()]
+            return [
+                (name, it if type(it) in _VALUES else self._key_of(it))
+                for name, it in thing.items()
+            ]
         if isinstance(thing, BaseTensorStorage):
             return self._key_of([thing.storage, getattr(thing, "index", None)])
         self._held.append(thing)
