@@ -57,6 +57,7 @@ class _Entry(Generic[Batch]):
     seeds: Any
     future: Any = None  # its samples in flight
     event: Event | None = None  # on the side stream, if the batch or its seeds were made there
+    stream: int | None = None  # the script's, if its sampling was started there
     batch: Batch | None = None
     error: Exception | None = None
 
@@ -175,7 +176,10 @@ class Prefetcher(Iterator[Batch]):
         # The end of what the script has queued so far.
         queued = None if side_stream is None else side_stream.record_event()
         if side_stream is not None and self._started is not None and not self._queue:
-            self._make_next(side_stream)
+            if self._started.stream is None:
+                self._make_next(side_stream)
+            elif self._started.stream != side_stream.script_stream:
+                self._started.future = self._started.stream = None
         is_unprefetched = self._dependencies is not None and not self._queue
         entry = self._queue.popleft() if self._queue else self._take()
         if entry.event is not None and self._side_stream is not None:
@@ -185,7 +189,7 @@ class Prefetcher(Iterator[Batch]):
             raise entry.error
         batch = entry.batch
         if batch is None:
-            batch = self._source.make(entry.number, entry.seeds)
+            batch = self._source.make(entry.number, entry.seeds, entry.future)
         if self._side_stream is not None and queued is not None:
             self._prefetch(self._side_stream, queued, is_unprefetched)
         if side_stream is not None and self._side_stream is None:
@@ -197,8 +201,11 @@ class Prefetcher(Iterator[Batch]):
         return batch
 
     def _take(self) -> _Entry[Batch]:
-        entry: _Entry[Batch] = _Entry(self._num_taken, self._source.seeds())
-        self._num_taken += 1
+        """The next batch: the one whose sampling has started, if there is one."""
+        entry, self._started = self._started, None
+        if entry is None:
+            entry = _Entry(self._num_taken, self._source.seeds())
+            self._num_taken += 1
         return entry
 
     def _prefetch(self, side_stream: SideStream, queued: Event, is_unprefetched: bool) -> None:
@@ -210,6 +217,9 @@ class Prefetcher(Iterator[Batch]):
         is_idle = is_unprefetched or queued.query()
         self._tuner.after_step(is_idle)
         if is_idle and (self._tuner.is_on_demand or is_first):
+            if not is_first and self._started is None and not self._queue:
+                # The idle GPU samples it while the script queues its work.
+                self._start_next(side_stream, stream=side_stream.script_stream)
             return
         if is_first or is_unprefetched:
             # The side stream is to see what was made on the script's stream.
@@ -231,6 +241,8 @@ class Prefetcher(Iterator[Batch]):
                 return False
             entry, self._started = self._started, None
             assert entry is not None
+            if entry.stream is not None:
+                entry.future = entry.stream = None
             self._queue.append(entry)
             # Queued first, so that the side stream is not idle after the host's wait.
             if self._starts_early and not self._tuner.is_on_demand:
@@ -266,12 +278,16 @@ class Prefetcher(Iterator[Batch]):
         self._starts_early = False
         return self._source.make(entry.number, entry.seeds)
 
-    def _start_next(self, side_stream: SideStream) -> bool:
-        """Start sampling one more batch on the side stream; False if there are no more."""
+    def _start_next(self, side_stream: SideStream, *, stream: int | None = None) -> bool:
+        """Start sampling one more batch on the side stream, or on ``stream``, the script's.
+
+        False if there are no more.
+        """
         try:
             entry = self._started = self._take()
         except StopIteration:
             return False
+        entry.stream = stream
         try:
             entry.future = self._source.start(entry.number, entry.seeds)
         except torch.OutOfMemoryError:
@@ -279,7 +295,8 @@ class Prefetcher(Iterator[Batch]):
         except Exception as error:
             entry.error = error
         finally:
-            entry.event = side_stream.record_event()
+            if stream is None:
+                entry.event = side_stream.record_event()
         return True
 
     def _drop(self, entry: _Entry[Batch]) -> None:
@@ -287,7 +304,7 @@ class Prefetcher(Iterator[Batch]):
         if entry.event is not None and self._side_stream is not None:
             self._side_stream.make_script_wait(entry.event)
             self._source.hand_over(entry.seeds)
-        entry.future = entry.event = entry.batch = None
+        entry.future = entry.event = entry.batch = entry.stream = None
 
     def _stop(self) -> None:
         """Make all batches to come on demand."""

@@ -47,6 +47,11 @@ class SideStream:
         """Within, work is queued on this stream."""
         return torch.cuda.stream(self._stream)
 
+    @property
+    def script_stream(self) -> int:
+        """Address of the stream that the script uses now; not within :meth:`use`."""
+        return torch._C._cuda_getCurrentRawStream(self._device.index)
+
     def record_event(self) -> Event:
         """Record an event on the script's stream, or within :meth:`use` on this one."""
         return record_event(self._device)

@@ -31,6 +31,8 @@ class HostStream:
     """Attributes: ``log`` of (what, event), whether work ``is_inside`` now, and whether the GPU
     ``is_idle``, having done all that the script has queued."""
 
+    script_stream = 0
+
     def __init__(self) -> None:
         self.log: list = []
         self.is_idle = False

@@ -59,19 +59,21 @@ class NumberSource:
         return next(self._seeds)
 
     def start(self, number, seeds):
-        assert self.side_stream.is_inside and seeds == 100 + number
+        assert seeds == 100 + number
         self.log.append(("starts", number))
         errors = self.fails_to_start.get(number)
         if errors:
             raise errors.pop(0)
-        return "started", number
+        return self._where(), number
+
+    def _where(self):
+        return "ahead" if self.side_stream is not None and self.side_stream.is_inside else "here"
 
     def make(self, number, seeds, future=None):
         assert seeds == 100 + number
-        where = "ahead" if self.side_stream is not None and self.side_stream.is_inside else "here"
-        assert future is None or future == ("started", number)
+        where = self._where()
         if future is not None:
-            assert where == "ahead"
+            assert future == (where, number)
             self.log.append(("finishes", number))
         self.log.append((f"makes {where}", number))
         self.clock.now += self.clock.seconds[where]
@@ -188,7 +190,22 @@ def test_what_is_begun_is_made_on_the_side_stream_before_it_rests():
     ]
     started = [number for what, number in events if what == "starts"]
     assert started == [number for what, number in events if what == "finishes"]
-    assert sorted(started + made(side_stream.log, "here")) == list(range(30))
+    assert started == list(range(2, 30))
+    assert made(side_stream.log, "here")[:3] == [0, 1, 10]
+
+
+def test_what_is_started_at_rest_is_finished_on_the_same_stream():
+    """It is started again if the script goes on on another stream."""
+    side_stream = HostStream()
+    side_stream.is_idle = True
+    _, batches = over(side_stream, count=14)
+    assert [next(batches).number for _ in range(12)] == list(range(12))
+    assert side_stream.log[-1] == ("starts", 12)
+    side_stream.script_stream = 7
+    assert next(batches).number == 12
+    assert ("finishes", 11) in side_stream.log and ("finishes", 12) not in side_stream.log
+    assert [batch.number for batch in batches] == [13]
+    assert ("finishes", 13) in side_stream.log
 
 
 @pytest.mark.parametrize("is_idle", [False, True])
