@@ -161,8 +161,8 @@ class Call:
 
 
 def _column_names(frame: Frame) -> tuple[str, ...]:
-    unmade = frame.unmade if type(frame) is BlockFrame else None
-    return tuple(frame._columns) if unmade is None else unmade[1]
+    names = frame.unmade_names if type(frame) is BlockFrame else None
+    return tuple(frame._columns) if names is None else names
 
 
 class ObservedSizes:
@@ -261,9 +261,10 @@ def numerical_modes(device: torch.device) -> Hashable:
         torch.is_inference_mode_enabled(),
         torch.get_autocast_dtype(kind) if is_autocast else None,
         torch.get_default_dtype(),
-        torch.backends.cuda.matmul.allow_tf32,
-        torch.backends.cudnn.allow_tf32,
-        torch.are_deterministic_algorithms_enabled(),
+        # As torch.backends.cuda.matmul.allow_tf32 and others, in less time.
+        torch._C._get_cublas_allow_tf32(),
+        torch._C._get_cudnn_allow_tf32(),
+        torch._C._get_deterministic_algorithms(),
         threading.get_ident(),
         torch._C._cuda_getCurrentRawStream(device.index) if kind == "cuda" else None,
     )

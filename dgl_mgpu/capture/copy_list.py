@@ -39,8 +39,13 @@ class CopyList:
         if not self._is_on_gpu or not data.is_contiguous() or data.dtype != buffer.dtype:
             buffer[: data.shape[0]].copy_(data)
             return
-        self._kept.append(data)
-        self._add(buffer.data_ptr(), data.nbytes, _COPY, data.data_ptr())
+        count = data.nbytes
+        if count:
+            self._kept.append(data)
+            self._words += (
+                buffer.data_ptr(), count, _COPY, self._chunks, data.data_ptr(), 0, 0
+            )  # fmt: skip
+            self._chunks += -(-count // _CHUNK)
 
     def fill(self, buffer: Tensor, begin: int, value: int) -> None:
         """Write an id to a vector from a place on."""
@@ -66,6 +71,24 @@ class CopyList:
             return
         address = indptr.data_ptr() + begin * indptr.element_size()
         self._add(address, count, _STARTS, edges + 1, share, all_edges)
+
+    def edges(
+        self,
+        indptr: Tensor,
+        sources: Tensor,
+        block_indptr: Tensor,
+        block_sources: Tensor,
+        padding: int,
+    ) -> None:
+        """Write a block's edges to ``indptr`` and ``sources``.
+
+        Padding edges begin at node ``padding``.  They are shared out as :meth:`starts` says.
+        """
+        rows, edges = block_indptr.shape[0], block_sources.shape[0]
+        self.copy(indptr, block_indptr)
+        self.starts(indptr, rows, edges, sources.shape[0])
+        self.copy(sources, block_sources)
+        self.fill(sources, edges, padding)
 
     def run(self) -> None:
         """Write all of it."""

@@ -92,7 +92,8 @@ class ModelGraphs:
             outputs = self._forward(model)  # allocates buffers of the features that it reads
             self._buffers.forget()
             #: Gradients of the outputs that have some, for the backward pass to start from.
-            self._grad_outputs = [*map(torch.zeros_like, self._last[0])]
+            grad_outputs = [*map(torch.zeros_like, self._last[0])]
+            self._grad_outputs = [*map(_with_rows, grad_outputs)]
             #: How many rows of each are no zeros.
             self._grad_rows = [0] * len(self._grad_outputs)
             self._padded_shapes = [output.shape for output in outputs]
@@ -149,8 +150,12 @@ class ModelGraphs:
             return []
         with torch.autocast(self._device.type, enabled=False):
             # What is saved for it is not freed: a script may run the backward pass twice.
+            starts = [
+                gradient if output.dim() else gradient[0]
+                for gradient, output in zip(self._grad_outputs, outputs, strict=True)
+            ]
             gradients = torch.autograd.grad(
-                outputs, inputs, self._grad_outputs, allow_unused=True, retain_graph=True
+                outputs, inputs, starts, allow_unused=True, retain_graph=True
             )
         return [*gradients]
 
@@ -231,7 +236,7 @@ class ModelGraphs:
 
     def _cut(self, outputs: Sequence[torch.Tensor], flat: Sequence[int]) -> list[torch.Tensor]:
         return [
-            (output if axis is None else output[: flat[axis]]).clone()
+            output.clone() if axis is None else output.narrow_copy(0, 0, flat[axis])
             for output, axis in zip(outputs, self._output_axes, strict=True)
         ]
 
@@ -273,10 +278,11 @@ class ModelGraphs:
     ) -> None:
         """Copy the outputs' gradients to where the backward pass reads them; padding gets zeros."""
         for number, (axis, gradient) in enumerate(zip(self._grad_axes, gradients, strict=True)):
-            buffer, loaded = _with_rows(self._grad_outputs[number]), self._grad_rows[number]
-            rows = 0 if gradient is None else len(buffer) if axis is None else flat[axis]
+            buffer, loaded = self._grad_outputs[number], self._grad_rows[number]
+            all_rows = buffer.shape[0]
+            rows = 0 if gradient is None else all_rows if axis is None else flat[axis]
             if gradient is not None:
-                buffer[:rows].copy_(_with_rows(gradient))
+                (buffer if rows == all_rows else buffer[:rows]).copy_(_with_rows(gradient))
             if rows < loaded:
                 buffer[rows:loaded].zero_()
             self._grad_rows[number] = rows

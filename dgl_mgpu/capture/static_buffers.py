@@ -53,7 +53,7 @@ class _Block:
                     "the edges of a block are not in the order of their destinations",
                     "use blocks as DGL's neighbour samplers make them",
                 )
-            yield found.indptr, found.indices
+            yield found[:2]
 
     def rows(self, frame: int, name: str, out: RowBuffer) -> torch.Tensor:
         return _read(self._frames[frame], name)
@@ -138,6 +138,8 @@ class StaticBuffers:
             for graph, edges in zip(pair_graphs, sizes.pairs, strict=True)
         ]
         self._copies = CopyList(torch.empty(0, dtype=batch[0].idtype, device=batch[0].device))
+        #: The features that the model reads: graph, frame, name, shape and dtype of a row.
+        self._features: list[tuple[int, int, str, tuple[torch.Size, torch.dtype]]] = []
         self.load(batch, pair_graphs)
 
     def load(
@@ -155,17 +157,13 @@ class StaticBuffers:
 
     def takes(self, batch: Sequence[DGLBlock], pair_graphs: Sequence[DGLGraph] = ()) -> bool:
         """Whether a batch has the features that the model reads, of these shapes and dtypes."""
-        return all(
-            name in frame._columns
-            and (column.data.shape[1:], column.data.dtype) == tuple(frame._columns[name].scheme)
-            for part, graph in zip(
-                (*self._parts, *self._pair_parts), (*batch, *pair_graphs), strict=True
-            )
-            for buffers, frame in zip(
-                part.frames, (*graph._node_frames, *graph._edge_frames), strict=True
-            )
-            for name, column in buffers.columns.items()
-        )
+        graphs = (*batch, *pair_graphs) if self._features else ()
+        for number, frame_number, name, scheme in self._features:
+            graph = graphs[number]
+            frame = (*graph._node_frames, *graph._edge_frames)[frame_number]
+            if name not in frame._columns or tuple(frame._columns[name].scheme) != scheme:
+                return False
+        return True
 
     def columns(self) -> list[RowBuffer]:
         """The buffers of all features that the model reads."""
@@ -216,6 +214,12 @@ class StaticBuffers:
 
     def forget(self) -> None:
         """Release the first batch, once the model has read all features that it reads."""
+        self._features = [
+            (graph, frame, name, (column.data.shape[1:], column.data.dtype))
+            for graph, part in enumerate((*self._parts, *self._pair_parts))
+            for frame, buffers in enumerate(part.frames)
+            for name, column in buffers.columns.items()
+        ]
         for part in (*self._parts, *self._pair_parts):
             for buffers in part.frames:
                 buffers.forget()
@@ -263,12 +267,8 @@ class _BlockBuffers(_GraphBuffers):
     def load(self, contents: _Contents, copies: CopyList) -> None:
         """Have a block copied here."""
         parts = zip(contents.edges(), self._indptrs, self._sources, self._last_sources, strict=True)
-        for (starts, indices), indptr, sources, last_source in parts:
-            edges = indices.shape[0]
-            copies.copy(indptr, starts)
-            copies.starts(indptr, starts.shape[0], edges, sources.shape[0])
-            copies.copy(sources, indices)
-            copies.fill(sources, edges, last_source)
+        for edges, indptr, sources, last_source in parts:
+            copies.edges(indptr, sources, *edges, last_source)
         for number, frame in enumerate(self.frames):
             for name, column in frame.columns.items():
                 data = contents.rows(number, name, column)

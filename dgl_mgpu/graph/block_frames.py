@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from dgl.base import EID, NID
 from dgl.frame import Column, Frame, Scheme
 from dgl.heterograph import DGLGraph
 
@@ -20,8 +21,8 @@ class Features:
     """The features of a graph, as they are now, for blocks of it on a device."""
 
     def __init__(self, graph: DGLGraph, device: torch.device) -> None:
-        self.of_nodes = [_Columns(frame, device) for frame in graph._node_frames]
-        self.of_edges = [_Columns(frame) for frame in graph._edge_frames]
+        self.of_nodes = [_Columns(frame, NID, device) for frame in graph._node_frames]
+        self.of_edges = [_Columns(frame, EID) for frame in graph._edge_frames]
 
 
 class _Columns:
@@ -30,9 +31,9 @@ class _Columns:
     With a device, rows are copied there, where they are elsewhere, when they are looked at.
     """
 
-    __slots__ = ("_columns", "_plain", "initializers", "is_lazy")
+    __slots__ = ("_columns", "_plain", "initializers", "is_lazy", "names")
 
-    def __init__(self, frame: Frame, device: torch.device | None = None) -> None:
+    def __init__(self, frame: Frame, id_name: str, device: torch.device | None = None) -> None:
         self.initializers = frame._initializers, frame._default_initializer
         self._columns = dict(frame._columns)
         #: By name, what a column has but for the rows.
@@ -50,10 +51,8 @@ class _Columns:
                     attributes["device"] = device, {}
         #: Whether rows can be taken later; columns of other kinds may have others by then.
         self.is_lazy = len(self._plain) == len(self._columns)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(self._columns)
+        #: Of the columns of a block's frame, with that of the original ids.
+        self.names = tuple({**self._columns, id_name: None})
 
     def rows(self, ids: torch.Tensor) -> dict[str, Any]:
         """Columns of these rows, gathered when they are looked at."""
@@ -93,30 +92,39 @@ class BlockFrame(Frame):
             "_source": (name, ids, features),
         }
         if features is not None and not features.is_lazy:
-            self._columns = self._made()
+            self._make()
 
     def __getattr__(self, name: str) -> Any:
         if name != "_columns":
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        self._columns = self._made()
-        return self._columns
+        return self._make()
 
-    def _made(self) -> dict[str, Any]:
-        name, ids, features = self._source
+    def _make(self) -> dict[str, Any]:
+        source = self._source
+        if source is None:
+            return self.__dict__["_columns"]  # another thread has made them
+        name, ids, features = source
         if ids.shape[0] != self._num_rows:
             ids = ids[: self._num_rows]
         columns = {} if features is None else features.rows(ids)
         column = columns[name] = Column.__new__(Column)
         column.__dict__ = {**_ID_COLUMNS[ids.dtype], "storage": ids}
+        self._columns = columns
+        self._source = None
         return columns
 
     @property
-    def unmade(self) -> tuple[torch.Tensor, tuple[str, ...]] | None:
-        """The ids and the names of columns that have not been made; None if they have been."""
+    def unmade_ids(self) -> torch.Tensor | None:
+        """The ids of rows whose columns have not been made; None if they have been."""
+        return None if "_columns" in self.__dict__ else self._source[1]
+
+    @property
+    def unmade_names(self) -> tuple[str, ...] | None:
+        """The names of columns that have not been made; None if they have been."""
         if "_columns" in self.__dict__:
             return None
-        name, ids, features = self._source
-        return ids, (name,) if features is None else (*features.names, name)
+        name, _, features = self._source
+        return (name,) if features is None else features.names
 
     def __reduce__(self) -> tuple[Any, ...]:
         columns = self._columns

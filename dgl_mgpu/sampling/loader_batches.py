@@ -302,9 +302,9 @@ def _collect(made: Any, tensors: list[torch.Tensor]) -> None:
         for relation in made._graph.relations:
             tensors += relation.tensors()
         for frame in (*made._node_frames, *made._edge_frames):
-            unmade = frame.unmade if type(frame) is BlockFrame else None
-            if unmade is not None:
-                tensors.append(unmade[0])
+            ids = frame.unmade_ids if type(frame) is BlockFrame else None
+            if ids is not None:
+                tensors.append(ids)
                 continue
             for column in frame._columns.values():
                 if isinstance(column, LazyFeature):

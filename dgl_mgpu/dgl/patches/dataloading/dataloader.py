@@ -234,7 +234,7 @@ def _complete(
 
 def _has_lazy_features(frames: Sequence[Frame]) -> bool:
     for frame in frames:
-        if type(frame) is BlockFrame and frame.unmade is not None:
+        if type(frame) is BlockFrame and frame.unmade_ids is not None:
             continue
         for column in frame._columns.values():
             if isinstance(column, LazyFeature):
