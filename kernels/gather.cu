@@ -329,27 +329,57 @@ struct Picked {
   int64 count;
   int64 num_rows;
   int64 row_bytes;
+  int64 vector;  // bytes
   int64 slots;
   int64 warp_rows;
-  int64* fault;
+  int64 first_block, blocks;
 };
 
-template <typename Seed, typename Vector, int kUnroll>
-__global__ void __launch_bounds__(kThreads) pick(const __grid_constant__ Picked<Seed> picked) {
-  const auto [out, table, ids, count, num_rows, row_bytes, slots, warp_rows, fault] = picked;
-  const int vectors = static_cast<int>(slots);
-  const RowShape shape{row_bytes, vectors, slots * static_cast<int64>(sizeof(Vector)) != row_bytes,
-                       0xffffffffu / vectors + 1};
+constexpr int kTables = 8;
+
+// Of several tensors: each is copied by blocks of its own.
+template <typename Seed>
+struct PickedTables {
+  int64* fault;
+  int64 count;
+  Picked<Seed> tables[kTables];
+};
+
+template <typename Vector, int kUnroll, typename Seed>
+__device__ __forceinline__ void pick_rows(const Picked<Seed>& picked, int64* fault) {
+  const int vectors = static_cast<int>(picked.slots);
+  const bool is_shifted = picked.slots * static_cast<int64>(sizeof(Vector)) != picked.row_bytes;
+  const RowShape shape{picked.row_bytes, vectors, is_shifted, 0xffffffffu / vectors + 1};
   const int lane = threadIdx.x % 32;
-  const int64 warp = static_cast<int64>(blockIdx.x) * (kThreads / 32) + threadIdx.x / 32;
-  const int64 warps = static_cast<int64>(gridDim.x) * (kThreads / 32);
-  for (int64 start = warp * warp_rows; start < count; start += warps * warp_rows) {
-    const int rows = static_cast<int>(min(count - start, warp_rows));
-    const int64 mine = start + min(lane, rows - 1), id = ids[mine];
-    const bool is_row = id >= 0 && id < num_rows;
-    if (!is_row) report_bad_id(fault, id, num_rows);
-    copy_rows<Copy<Vector>, kUnroll>(is_row ? reinterpret_cast<int64>(table + id * row_bytes) : 0,
-                                     reinterpret_cast<int64>(out + mine * row_bytes), rows, shape);
+  const int64 block = blockIdx.x - picked.first_block;
+  const int64 warp = block * (kThreads / 32) + threadIdx.x / 32;
+  const int64 warps = picked.blocks * (kThreads / 32);
+  for (int64 start = warp * picked.warp_rows; start < picked.count;
+       start += warps * picked.warp_rows) {
+    const int rows = static_cast<int>(min(picked.count - start, picked.warp_rows));
+    const int64 mine = start + min(lane, rows - 1), id = picked.ids[mine];
+    const bool is_row = id >= 0 && id < picked.num_rows;
+    if (!is_row) report_bad_id(fault, id, picked.num_rows);
+    copy_rows<Copy<Vector>, kUnroll>(
+        is_row ? reinterpret_cast<int64>(picked.table + id * picked.row_bytes) : 0,
+        reinterpret_cast<int64>(picked.out + mine * picked.row_bytes), rows, shape);
+  }
+}
+
+template <typename Seed, int kUnroll>
+__global__ void __launch_bounds__(kThreads)
+    pick(const __grid_constant__ PickedTables<Seed> picked) {
+  int64 number = 0;
+  while (number + 1 < picked.count && picked.tables[number + 1].first_block <= blockIdx.x) {
+    ++number;
+  }
+  const Picked<Seed>& table = picked.tables[number];
+  switch (table.vector) {
+    case 16: return pick_rows<Vector16, kUnroll>(table, picked.fault);
+    case 8: return pick_rows<uint64, kUnroll>(table, picked.fault);
+    case 4: return pick_rows<uint32, kUnroll>(table, picked.fault);
+    case 2: return pick_rows<unsigned short, kUnroll>(table, picked.fault);
+    default: return pick_rows<unsigned char, kUnroll>(table, picked.fault);
   }
 }
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,6 +21,7 @@ from dgl_mgpu.ops.gather import (
     pick_rows_op,
 )
 from dgl_mgpu.ops.host_reads import HostCounters
+from dgl_mgpu.ops.library import call, direct
 from dgl_mgpu.ops.spmm_layout import ELEMENTS
 from dgl_mgpu.ops.view import LISTED_ROWS, TieredRows
 
@@ -176,27 +179,61 @@ def _count_tiers(
     )  # fmt: skip
 
 
+#: Tensors of one launch.
+_TABLES = 8
+
+
 @functools.cache
-def _pick_kernel(ids: torch.dtype, vector: int) -> Kernel:
-    types = f"{c_type(ids)}, {VECTORS[vector]}, {UNROLL}"
-    return Kernel("gather.cu", f"dgl_mgpu::pick<{types}>")
+def _pick_kernel(ids: torch.dtype) -> Kernel:
+    return Kernel("gather.cu", f"dgl_mgpu::pick<{c_type(ids)}, {UNROLL}>")
 
 
 @pick_rows_op.cuda
 def _pick_rows(out: Tensor, rows: Tensor, ids: Tensor) -> None:
-    """See ``kernels/gather.cu``."""
-    device, count, num_bytes = out.device, ids.shape[0], out.nbytes
-    gpu.raise_faults(device, wait=False)
-    if not num_bytes:
+    _pick([(out, rows, ids)], out.device)
+
+
+def pick_all(picks: Sequence[tuple[Tensor, Tensor, Tensor]]) -> None:
+    """:func:`dgl_mgpu.ops.pick_rows` for several tensors on one GPU, by one launch.
+
+    Parameters
+    ----------
+    picks : sequence of (Tensor, Tensor, Tensor)
+        ``out``, ``rows`` and ``ids`` of each, which are not checked again.
+    """
+    if direct("pick_rows", tuple(itertools.chain.from_iterable(picks))) is None:
+        for pick in picks:
+            call("pick_rows", pick)
         return
-    ids = ids.contiguous()
-    row_bytes, to, table = num_bytes // count, out.data_ptr(), rows.data_ptr()
-    vector = row_bytes | to | table | 16
-    vector &= -vector  # the largest power of two that divides all of them
-    kernel = _pick_kernel(ids.dtype, vector)
-    blocks, warp_rows = launch_shape(kernel, count, device, 0)
-    picked = gpu.packed(
-        (to, table, ids.data_ptr(), count, rows.shape[0], row_bytes, row_slots(row_bytes, vector),
-         warp_rows, gpu.fault_record(device).data_ptr())
-    )  # fmt: skip
-    kernel(blocks, THREADS, picked, device=device)
+    for dtype in {ids.dtype for _, _, ids in picks}:
+        alike = [pick for pick in picks if pick[2].dtype == dtype]
+        for begin in range(0, len(alike), _TABLES):
+            _pick(alike[begin : begin + _TABLES], alike[0][0].device)
+
+
+def _pick(picks: Sequence[tuple[Tensor, Tensor, Tensor]], device: torch.device) -> None:
+    """See ``kernels/gather.cu``."""
+    gpu.raise_faults(device, wait=False)
+    kernel = _pick_kernel(picks[0][2].dtype)
+    words: list[int] = []
+    kept, first_block = [], 0
+    for out, rows, ids in picks:
+        num_bytes, count = out.nbytes, ids.shape[0]
+        if not num_bytes:
+            continue
+        ids = ids.contiguous()
+        kept.append(ids)
+        row_bytes, to, table = num_bytes // count, out.data_ptr(), rows.data_ptr()
+        vector = row_bytes | to | table | 16
+        vector &= -vector  # the largest power of two that divides all of them
+        blocks, warp_rows = launch_shape(kernel, count, device, 0)
+        words += (
+            to, table, ids.data_ptr(), count, rows.shape[0], row_bytes, vector,
+            row_slots(row_bytes, vector), warp_rows, first_block, blocks,
+        )  # fmt: skip
+        first_block += blocks
+    if kept:
+        padding = [0] * (len(words) // len(kept) * (_TABLES - len(kept)))
+        fault = gpu.fault_record(device).data_ptr()
+        request = gpu.packed([fault, len(kept), *words, *padding])
+        kernel(first_block, THREADS, request, device=device)

@@ -342,6 +342,24 @@ def test_what_is_no_row_is_picked_as_zeros_and_told(where, monkeypatch):
         assert torch.equal(out, rows[[3, 0, 49]] * torch.tensor([[1.0], [0], [1]], device=where))
 
 
+@pytest.mark.parametrize("count", [0, 1, 3, 9])
+def test_rows_of_several_tables_are_picked_at_once(where, count, monkeypatch):
+    if where.type == "cpu":
+        monkeypatch.setattr(torch.ops.dgl_mgpu.pick_rows, "default", cuda._pick_rows)
+        monkeypatch.setattr(cuda, "direct", lambda *arguments: cuda._pick_rows)
+    picks, expected = [], []
+    for number in range(count):
+        dtype = (torch.float32, torch.int64, torch.uint8, torch.float16)[number % 4]
+        rows = table(60, number * 5 + 1, dtype=dtype).to(where)
+        ids = some_ids(0 if number == 2 else 40 * number + 1, 60).to(where)
+        ids = ids.int() if number % 3 else ids.long()
+        picks.append((torch.full_like(rows[:1], 77).repeat(len(ids), 1), rows, ids))
+        expected.append(rows[ids.long()])
+    cuda.pick_all(picks)
+    for (out, _, _), rows in zip(picks, expected, strict=True):
+        assert torch.equal(out, rows)
+
+
 def test_rows_are_picked_into_rows_like_them():
     rows, ids = table(5, 3), torch.tensor([1, 2])
     for out in (

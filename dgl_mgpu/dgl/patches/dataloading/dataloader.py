@@ -15,11 +15,12 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 from dgl.base import EID, NID, DGLError
-from dgl.frame import Frame, LazyFeature
+from dgl.frame import Column, Frame, LazyFeature
 from dgl.heterograph import DGLGraph
 from torch._utils import ExceptionWrapper
 
 from dgl_mgpu.dgl import runner_options
+from dgl_mgpu.dgl.patches.storages.pytorch_tensor import can_be_picked, pick_all, to_be_picked
 from dgl_mgpu.errors import (
     InvalidInputError,
     UnavailableError,
@@ -129,6 +130,7 @@ def _prefetch_update_feats(
     device: Any,
     pin_prefetcher: bool,
     gpu_caches: dict[tuple[str, Any], tuple[GPUCache, Any]],
+    picks: list[Any] | None = None,
 ) -> None:
     """Fetch the features that a sampler left to the dataloader, through a cache where there is one.
 
@@ -147,6 +149,8 @@ def _prefetch_update_feats(
         Passed on to storages.
     gpu_caches : dict
         By name and type.
+    picks : list, optional
+        Gets rows that are to be copied by :func:`pick_all`, later, of tensors on the GPU.
     """
     for number, (frame, type_) in enumerate(zip(frames, types, strict=True)):
         for key, column in frame._columns.items():
@@ -159,6 +163,12 @@ def _prefetch_update_feats(
             storage = get_storage_func(name, type_)
             cache, _ = gpu_caches.get((name, type_), (None, None))
             if cache is None:
+                if picks is not None and type(storage) is Column:
+                    data = storage.data
+                    if data.device == device and can_be_picked(ids, data):
+                        picks.append(to_be_picked(ids, data))
+                        feats[number, key] = picks[-1][0]
+                        continue
                 feats[number, key] = storage.fetch(ids, device, pin_prefetcher)
                 continue
 
@@ -187,7 +197,10 @@ def _next_batch(self: Any) -> Any:
         batch = recursive_apply(batch, restore_parent_storage_columns, loader.graph)
     fetched: list[tuple[Sequence[Frame], _Columns]] = []
     futures: list[Any] = []
-    batch = recursive_apply(batch, _complete, loader, fetched, futures)
+    picks: list[Any] = []
+    batch = recursive_apply(batch, _complete, loader, fetched, futures, picks)
+    if picks:
+        pick_all(picks)
     # What is fetched asynchronously is all under way by now.
     for frames, columns in fetched:
         for (number, key), rows in columns.items():
@@ -200,11 +213,12 @@ def _complete(
     loader: Any,
     fetched: list[tuple[Sequence[Frame], _Columns]],
     futures: list[Any],
+    picks: list[Any],
 ) -> Any:
     """A part of a batch on the loader's device.
 
-    What its columns are to be is added to ``fetched``; it is a future, or has some in it, if these
-    are in ``futures``.
+    What its columns are to be is added to ``fetched``, and what is to be copied to them to
+    ``picks``; it is a future, or has some in it, if these are in ``futures``.
     """
     device = loader.device
     if isinstance(part, LazyFeature):
@@ -219,10 +233,10 @@ def _complete(
     of_edges: _Columns = {}
     if _has_lazy_features(part._node_frames):
         nodes = part._node_frames, part.ntypes, graph.get_node_storage, NID
-        _prefetch_update_feats(of_nodes, *nodes, device, pin, graph._gpu_caches["node"])
+        _prefetch_update_feats(of_nodes, *nodes, device, pin, graph._gpu_caches["node"], picks)
     if _has_lazy_features(part._edge_frames):
         edges = part._edge_frames, part.canonical_etypes, graph.get_edge_storage, EID
-        _prefetch_update_feats(of_edges, *edges, device, pin, graph._gpu_caches["edge"])
+        _prefetch_update_feats(of_edges, *edges, device, pin, graph._gpu_caches["edge"], picks)
     is_here = is_tensor_backed(part._graph) and part._graph.device == device
     there = part if is_here else part.to(device, non_blocking=True)
     if of_nodes:
