@@ -342,7 +342,7 @@ def test_what_is_no_row_is_picked_as_zeros_and_told(where, monkeypatch):
         assert torch.equal(out, rows[[3, 0, 49]] * torch.tensor([[1.0], [0], [1]], device=where))
 
 
-@pytest.mark.parametrize("count", [0, 1, 3, 9])
+@pytest.mark.parametrize("count", [1, 3, 9])
 def test_rows_of_several_tables_are_picked_at_once(where, count, monkeypatch):
     if where.type == "cpu":
         monkeypatch.setattr(torch.ops.dgl_mgpu.pick_rows, "default", cuda._pick_rows)
