@@ -103,7 +103,20 @@ def ranks(request: pytest.FixtureRequest) -> RankProcesses:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of several pytest-xdist workers one has the ranks: they are processes of their own."""
+    """Which tests one worker of pytest-xdist runs, so that what they share is made once.
+
+    Those with ranks, which are processes of their own. Of a file those that share a fixture, as a
+    trained run; all, where they compile kernels.
+    """
     for item in items:
+        if item.get_closest_marker("xdist_group"):
+            continue
         if "ranks" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.xdist_group("ranks"))
+        elif item.path.parent.name in ("kernels", "ops") or _shares_a_fixture(item):
+            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
+
+
+def _shares_a_fixture(item: pytest.Item) -> bool:
+    fixtures = item._fixtureinfo.name2fixturedefs.values()
+    return any(each[-1].scope == "module" for each in fixtures)
