@@ -10,10 +10,9 @@ import torch
 from hypothesis import HealthCheck, settings
 
 import dgl_mgpu  # noqa: F401  (lets dgl import in every test module)
-from dgl_mgpu.report import plots
 from dgl_mgpu.train.launch import launch
-from dgl_mgpu.train.report import RunReport
-from tests.forkserver import launchers_multiprocessing
+from tests.forkserver import WITHOUT_PICTURES, launchers_multiprocessing
+from tests.pictures import nothing_drawn
 from tests.ranks import RankProcesses
 from tests.seeds import seed_everything
 
@@ -57,10 +56,11 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture
-def without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """To draw them takes longer than a small run; its page is made of them."""
-    monkeypatch.setattr(plots, "plot_curves", lambda *figures: None)
-    monkeypatch.setattr(RunReport, "_write_page", lambda *report: None)
+def without_pictures(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Runs draw nothing, also those whose ranks are forked."""
+    monkeypatch.setenv(WITHOUT_PICTURES, "1")
+    with nothing_drawn():
+        yield
 
 
 @pytest.fixture
