@@ -3,7 +3,7 @@
 #   make test    the tests that any change can break; make test-rest, the others; make test-all, the long ones too
 #   make test-gpu sanitize-gpu bench-gpu    what needs GPUs
 #   make faults    processes killed, stopped and starved at random, hundreds of times
-#   make lint type docs wheel bench clean
+#   make lint type docs wheel test-wheel bench clean
 # Options of the main job:  make train ARGS="trainer.epochs=2 trainer.ranks=2"
 
 PYTHON ?= $(shell for v in python3.12 python3.11 python3; do \
@@ -13,7 +13,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: train test test-rest test-all test-gpu sanitize-gpu faults lint type docs wheel bench bench-gpu clean setup
+.PHONY: train test test-rest test-all test-gpu sanitize-gpu faults lint type docs wheel test-wheel bench bench-gpu clean setup
 .DEFAULT_GOAL := train
 
 setup: $(VENV)/.ready
@@ -111,6 +111,17 @@ $(VENV)/.docs-ready: $(VENV)/.ready
 wheel: setup
 	rm -rf dist
 	$(BIN)/python -m build --wheel --outdir dist .
+
+# The wheel alone, in an empty environment and outside the checkout, runs the main job. Of what it
+# installs it imports little, and compiles that alone to bytecode.
+test-wheel: wheel
+	set -e; empty=$$(mktemp -d); trap 'rm -rf "$$empty"' EXIT; \
+	$(BIN)/python -m venv "$$empty/venv"; \
+	install="$$empty/venv/bin/pip install --no-compile --quiet --disable-pip-version-check -c .ci/constraints.txt"; \
+	$$install torch; $$install dist/*.whl; cd "$$empty"; \
+	venv/bin/dgl-mgpu train trainer.epochs=1; \
+	venv/bin/dgl-mgpu plan topology=dgx1 > /dev/null; \
+	test -d venv/lib/python3.*/site-packages/dgl_mgpu/_resources/kernels
 
 # The papers' claims; benchmarks/__main__.py says what there is to choose. On GPUs with CuPy, as the
 # tests are: make bench-gpu GPU_PYTHON=...

@@ -10,10 +10,9 @@ import torch
 from hypothesis import HealthCheck, settings
 
 import dgl_mgpu  # noqa: F401  (lets dgl import in every test module)
-from dgl_mgpu.report import plots
 from dgl_mgpu.train.launch import launch
-from dgl_mgpu.train.report import RunReport
-from tests.forkserver import launchers_multiprocessing
+from tests.forkserver import WITHOUT_PICTURES, launchers_multiprocessing
+from tests.pictures import nothing_drawn
 from tests.ranks import RankProcesses
 from tests.seeds import seed_everything
 
@@ -57,10 +56,11 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture
-def without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """To draw them takes longer than a small run; its page is made of them."""
-    monkeypatch.setattr(plots, "plot_curves", lambda *figures: None)
-    monkeypatch.setattr(RunReport, "_write_page", lambda *report: None)
+def without_pictures(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Runs draw nothing, also those whose ranks are forked."""
+    monkeypatch.setenv(WITHOUT_PICTURES, "1")
+    with nothing_drawn():
+        yield
 
 
 @pytest.fixture
@@ -103,7 +103,20 @@ def ranks(request: pytest.FixtureRequest) -> RankProcesses:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of several pytest-xdist workers one has the ranks: they are processes of their own."""
+    """Which tests one worker of pytest-xdist runs, so that what they share is made once.
+
+    Those with ranks, which are processes of their own. Of a file those that share a fixture, as a
+    trained run; all, where they compile kernels.
+    """
     for item in items:
+        if item.get_closest_marker("xdist_group"):
+            continue
         if "ranks" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.xdist_group("ranks"))
+        elif item.path.parent.name in ("kernels", "ops") or _shares_a_fixture(item):
+            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
+
+
+def _shares_a_fixture(item: pytest.Item) -> bool:
+    fixtures = item._fixtureinfo.name2fixturedefs.values()
+    return any(each[-1].scope == "module" for each in fixtures)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing as mp
 import os
 from multiprocessing.forkserver import ensure_running
@@ -9,7 +10,11 @@ from multiprocessing.process import BaseProcess
 from types import SimpleNamespace
 from typing import Any
 
+from tests.pictures import nothing_drawn
+
 _IMPORTED = ["tests.preload"]
+#: Variable that tells ranks to draw nothing.
+WITHOUT_PICTURES = "DGL_MGPU_TESTS_WITHOUT_PICTURES"
 
 
 def forkserver() -> Any:
@@ -37,4 +42,5 @@ def _run(environment: dict[str, str], rank_main: Any, args: tuple[Any, ...]) -> 
     os.environ.update(environment)
     work, rank, num_ranks, meeting_point, _, *rest = args
     # A rank is not to outlive its parent: here the server, which ends with the test's process.
-    rank_main(work, rank, num_ranks, meeting_point, os.getppid(), *rest)
+    with nothing_drawn() if WITHOUT_PICTURES in environment else contextlib.nullcontext():
+        rank_main(work, rank, num_ranks, meeting_point, os.getppid(), *rest)

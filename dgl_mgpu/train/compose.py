@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import os
 from collections.abc import Iterator, Sequence
@@ -28,10 +29,8 @@ def hydra_arguments(arguments: list[str]) -> list[str]:
     Raises ConfigError for what is no key, group or flag; CheckpointError if the configuration of
     the resumed run cannot be read.
     """
-    from omegaconf import OmegaConf
-
     options = [word for word in arguments if word.startswith("--")]
-    for key in sorted(_keys(OmegaConf.to_container(_compose([])))) if options else ():
+    for key in sorted(_packaged_keys(())) if options else ():
         for option in options:  # others may be Hydra's
             if option[2:].partition("=")[0].replace("-", "_") in (key, key.rpartition(".")[2]):
                 raise ConfigError(
@@ -88,8 +87,12 @@ def check_overrides(arguments: list[str]) -> list[str]:
                 f"there is no {override.key_or_group} of this name",
                 nearest(str(override.value()), groups[override.key_or_group]),
             )
-    composed = _compose([str(o.input_line) for o in chosen], _own_folder(flags))
-    known = groups.keys() | _keys(OmegaConf.to_container(composed))
+    words_chosen = tuple(str(o.input_line) for o in chosen)
+    if own_folder := _own_folder(flags):  # its files may change
+        keys = _keys(OmegaConf.to_container(_compose(words_chosen, own_folder)))
+    else:
+        keys = _packaged_keys(words_chosen)
+    known = groups.keys() | keys
     renamed: dict[str | None, str] = {}
     for override in overrides:
         key = override.key_or_group
@@ -213,7 +216,17 @@ def _keys(node: Any, prefix: str = "") -> set[str]:
     return keys.union(*(_keys(value, f"{prefix}{name}.") for name, value in node.items()))
 
 
-def _compose(overrides: list[str], own_folder: Sequence[Path] = (), base: str = "config") -> Any:
+@functools.cache
+def _packaged_keys(overrides: tuple[str, ...]) -> set[str]:
+    """The keys that the package's own files have, with these choices of groups."""
+    from omegaconf import OmegaConf
+
+    return _keys(OmegaConf.to_container(_compose(overrides)))
+
+
+def _compose(
+    overrides: Sequence[str], own_folder: Sequence[Path] = (), base: str = "config"
+) -> Any:
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
 

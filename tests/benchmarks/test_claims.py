@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import re
@@ -42,12 +43,19 @@ RESULT = {
         {"case": "a", "ranks": 2, "ours": 10, "more": {"samples": [1.0, 2.0, 6.0]}},
     ],
 }  # fmt: skip
-FIGURES = [
-    (f"{stem}, {claim.where}, {figure.case}", figure)
-    for stem, paper in papers().items()
-    for claim in paper.claims
-    for figure in claim.figures
-]
+#: To read all claims takes seconds: one worker does, when it comes to these tests.
+pytestmark = pytest.mark.xdist_group("claims")
+
+
+@functools.cache
+def figures() -> list[tuple[str, Figure]]:
+    """All figures of all claims, and what each is called."""
+    return [
+        (f"{stem}, {claim.where}, {figure.case}", figure)
+        for stem, paper in papers().items()
+        for claim in paper.claims
+        for figure in claim.figures
+    ]
 
 
 def test_the_kept_page_is_what_the_generator_gives() -> None:
@@ -58,7 +66,7 @@ def test_the_kept_page_is_what_the_generator_gives() -> None:
 
 def test_every_place_has_a_number() -> None:
     results = Results()
-    for name, figure in FIGURES:
+    for name, figure in figures():
         answer = results.answer(figure)
         assert (answer and answer.file) == figure.file, name
         if answer is not None:
@@ -71,7 +79,7 @@ def test_every_place_has_a_number() -> None:
 
 def test_claims_name_runs_that_there_are() -> None:
     runs = configured(["bench.gpus=0"]).runs
-    assert {figure.run for _, figure in FIGURES if figure.run} <= set(runs)
+    assert {figure.run for _, figure in figures() if figure.run} <= set(runs)
 
 
 def test_what_was_never_run_stands_where_programs_write_it() -> None:
@@ -109,12 +117,12 @@ def test_what_was_never_run_stands_where_programs_write_it() -> None:
     }
     places = [
         (name, written[figure.run], figure.ours.at[1])
-        for name, figure in FIGURES
+        for name, figure in figures()
         if figure.ours and figure.file is None and figure.run in written
     ]
     assert len(places) > 60
     runs = configured(["bench.gpus=0"]).runs
-    for name, figure in FIGURES:
+    for name, figure in figures():
         if figure.ours and figure.run in of_layouts:
             asked = [at[1]["layout"] for at in (figure.ours.at, figure.ours.over) if at]
             assert set(asked) <= set(runs[figure.run].options["layouts"]), name
@@ -263,9 +271,9 @@ def test_a_run_answers_by_its_name_and_says_what_it_lacks(tmp_path: Path) -> Non
     assert of_another_case[2:] == ["not in this run"]
     assert rows_of(tmp_path, "the solver's slowest answer")[0][2] == "not in this run"
     found = page(Results(tmp_path, by_run=True))
-    no_program = sum(figure.run is None for _, figure in FIGURES)
-    missing = len(FIGURES) - 1 - no_program
-    assert f"Of {len(FIGURES)} figures 1 have a result, for {missing} there is a program" in found
+    no_program = sum(figure.run is None for _, figure in figures())
+    missing = len(figures()) - 1 - no_program
+    assert f"Of {len(figures())} figures 1 have a result, for {missing} there is a program" in found
 
 
 @pytest.mark.parametrize(("gpus", "rate"), [(2, "300 GB/s"), (4, "450 GB/s"), (8, "525 GB/s")])
@@ -364,7 +372,7 @@ def test_what_papers_say_in_words_is_between_two_numbers(paper, numbers) -> None
 
 
 def test_every_number_that_a_paper_states_can_be_drawn() -> None:
-    for name, figure in FIGURES:
+    for name, figure in figures():
         assert (between(figure.paper) is None) == (figure.paper in (None, IMPOSSIBLE)), name
 
 

@@ -90,7 +90,7 @@ def test_accuracies_are_kept_by_run(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out.count("n=1") == 4
 
 
-def test_whole_graphs_and_samples_are_trained_on(tmp_path, monkeypatch):
+def test_whole_graphs_and_samples_are_trained_on(tmp_path, monkeypatch, without_pictures):
     write_papers(tmp_path)
     ended = []
 

@@ -106,6 +106,7 @@ def test_both_ways_begin_alike() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Dataloader CPU affinity")
+@pytest.mark.usefixtures("without_pictures")
 def test_the_program_runs_and_draws(tmp_path, monkeypatch, capsys) -> None:
     write_papers(tmp_path)
     monkeypatch.setattr(convergence_epochs, "BATCH", 64)

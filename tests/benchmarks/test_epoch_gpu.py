@@ -63,6 +63,7 @@ def test_a_part_is_in_host_memory_and_xgnns_own_ratio_says_what_to_aim_at(monkey
     assert {"device", "host"} == set(uk["rows_read"][0])
 
 
+@pytest.mark.slow
 def test_features_in_fewer_bits_have_no_aim_and_are_read_less_from_the_host(monkeypatch, tmp_path):
     few = "--ranks 1 --shapes papers100M --models gcn --scale 1e-5 --gpu-memory 20GiB"
     found = {}
@@ -92,6 +93,7 @@ def test_layouts_of_other_systems_are_measured_one_after_the_other(monkeypatch, 
     assert "friendster, DGL+C: \N{MULTIPLICATION SIGN}" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_numbers_of_ranks_are_measured_one_after_the_other(monkeypatch, tmp_path):
     few = "--shapes papers100M --models gcn --scale 1e-5 --gpu-memory 4GiB --layouts auto DGL+C"
     figures = run(monkeypatch, tmp_path, f"--ranks 1 2 {few} --repeats 1 --traced 0")["figures"]

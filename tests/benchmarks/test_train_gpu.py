@@ -10,6 +10,8 @@ import pytest
 
 from benchmarks import train_gpu
 
+pytestmark = pytest.mark.usefixtures("without_pictures")
+
 
 @pytest.fixture
 def run(monkeypatch, tmp_path):

@@ -24,6 +24,7 @@ def run(monkeypatch, tmp_path) -> dict:
     return json.loads(out.read_text())
 
 
+@pytest.mark.slow
 def test_two_machines_train_as_one_does(monkeypatch, tmp_path):
     found = run(monkeypatch, tmp_path)
     one, two = found["figures"]

@@ -13,6 +13,8 @@ from dgl_mgpu.train.launch.launch import launch
 from dgl_mgpu.utils import timeouts
 from tests.store.memory.gpu_runtimes import KINDS
 
+pytestmark = pytest.mark.usefixtures("forked_ranks")
+
 DTYPES = [torch.int64, torch.float32, torch.bfloat16, torch.uint8]
 
 
@@ -97,7 +99,6 @@ def _one_does_not_answer() -> None:
     dist.barrier()
 
 
-@pytest.mark.usefixtures("forked_ranks")
 @pytest.mark.parametrize("work", [_one_does_not_come, _one_does_not_answer])
 def test_the_wait_for_a_rank_has_a_limit(work):
     launch(work, 2)

@@ -43,6 +43,7 @@ def test_a_placement_and_its_text_are_of_one_run_of_the_command_shown():
     assert output == output_of(FOLDER / "placement.png"), DRAW
 
 
+@pytest.mark.slow
 def test_the_placement_is_as_good_as_what_the_command_finds(tmp_path):
     SCRIPT["placement"](tmp_path / "drawn.png")
     kept, drawn = output_of(FOLDER / "placement.png"), output_of(tmp_path / "drawn.png")

@@ -46,6 +46,7 @@ def test_auto_is_within_one_percent_of_any_placement(weights, share):
         assert bound * (1 - 1e-6) <= plan.step_seconds <= 1.01 * bound, graph.edges
 
 
+@pytest.mark.xdist_group("exhaustive search")  # compiled once
 @pytest.mark.parametrize(("weights", "share"), [("equal", 0.25), ("mixed", 0.4)])
 def test_auto_is_within_one_percent_of_exhaustive_search(weights, share):
     spec = curve_table("table", ROWS, 512, 0.4, 4e5)

@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -29,10 +29,10 @@ from dgl_mgpu.report import EpochReport, read_metrics
 from dgl_mgpu.train.compose import compose
 from dgl_mgpu.train.launch import launch as launching
 from dgl_mgpu.train.launch.launch import launch
-from dgl_mgpu.train.report import RunReport
 from dgl_mgpu.train.run import _run_rank
 from dgl_mgpu.train.trainer import Trainer
 from tests.forkserver import forkserver
+from tests.pictures import nothing_drawn
 
 SMALL = [
     "data.options.num_nodes=600",
@@ -95,18 +95,8 @@ def _rank_of_torchrun(config: Config, folder: Path, hook: Hook | None) -> None:
 
 
 def _work(config: Config, folder: Path, hook: Hook | None) -> None:
-    with _nothing_drawn():
+    with nothing_drawn():
         _run_rank(partial(make_trainer, hook), config, folder)
-
-
-@contextlib.contextmanager
-def _nothing_drawn() -> Iterator[None]:
-    """What draws takes longer to import than such a small run."""
-    with pytest.MonkeyPatch.context() as patch:
-        drawing = SimpleNamespace(plot_curves=lambda *figures: None)
-        patch.setitem(sys.modules, "dgl_mgpu.report.plots", drawing)
-        patch.setattr(RunReport, "_write_page", lambda *report: None)
-        yield
 
 
 def start_command(folder: Path, *overrides: str) -> BaseProcess:
@@ -127,7 +117,7 @@ def _command(folder: Path, overrides: tuple[str, ...]) -> None:
     with (
         (folder / "shown").open("w") as sys.stdout,
         (folder / "errors").open("w") as sys.stderr,
-        _nothing_drawn(),
+        nothing_drawn(),
     ):
         sys.exit(main(["train", *overrides, f"hydra.run.dir={folder}"]))
 

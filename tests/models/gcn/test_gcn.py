@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -623,6 +622,8 @@ def test_a_node_without_in_edges_on_one_rank_raises_on_all(ranks: RankProcesses)
 
 
 def _check_optimizer() -> int:
+    from torch.distributed.optim import ZeroRedundancyOptimizer  # takes long to import
+
     g = homogeneous("skewed")
     pg = dgl_mgpu.partition_graph(g)
     ids, weights = pg.ndata[dgl.NID], _weights(g, 3)
