@@ -146,8 +146,8 @@ def main(arguments: list[str] | None = None) -> int:
         except RuntimeError as error:  # of a thread that cannot be started
             from dgl_mgpu.train.launch.typed_errors import processes_limit
 
-            found = f"{error}; {processes_limit()}"
-            limit = LimitError(f"run the command '{name}'", found, "raise it (ulimit -u)")
+            problem = f"{error}; {processes_limit()}"
+            limit = LimitError(f"run the command '{name}'", problem, "raise it (ulimit -u)")
             print(f"dgl-mgpu {name}: {type(limit).__name__}: {limit}", file=sys.stderr)
             return 1
         try:
@@ -184,7 +184,7 @@ def main(arguments: list[str] | None = None) -> int:
         return STATUS
 
 
-# What there is to say of the run that trains now.
+# Advice on the run in progress, for the last line.
 _of_run: Callable[[], str] | None = None
 
 
@@ -215,7 +215,7 @@ def help_of(command: str) -> str:
 
 
 def _entry(name: str, text: str) -> list[str]:
-    """A name, and beside or below it what is said of it, for a terminal of 80 columns."""
+    """A name and its description, beside or below it, for a terminal of 80 columns."""
     lines = textwrap.wrap(text, 50, break_on_hyphens=False)
     first = f"  {name:26}{lines[0]}" if lines and len(name) < 26 else f"  {name}"
     below = lines[1:] if len(name) < 26 else lines
@@ -267,7 +267,7 @@ def _train(arguments: list[str]) -> int:
                 remove_unused(folder, log)
             if not isinstance(error, Exception):
                 raise
-            # Hydra would print a traceback; ours say what is wrong in one line.
+            # Hydra would print a traceback; typed errors need one line.
             failures.append(error)
 
     sys.argv = ["dgl-mgpu train", *words]
@@ -381,9 +381,9 @@ def _plan(arguments: list[str]) -> int:
     return 0
 
 
-def _not_drawn(picture: Path, found: str) -> OutputError:
+def _not_drawn(picture: Path, problem: str) -> OutputError:
     return OutputError(
-        f"draw the placement into {picture}", found, "name a file that can be written"
+        f"draw the placement into {picture}", problem, "name a file that can be written"
     )
 
 

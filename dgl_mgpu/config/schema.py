@@ -1,4 +1,4 @@
-"""What a training run is configured with; ``configs/`` holds the values.
+"""The schema of a training run's configuration, whose values are in ``configs/``.
 
 These classes are the schema: Hydra merges the YAML files and the command line into them, so a
 value of the wrong type or an unknown key is an error before anything starts.
@@ -64,7 +64,7 @@ _RANGES = {
 class Config:
     """A whole run, on mini-batches or, with ``mode='fullgraph'``, on the whole graph at once.
 
-    ``task`` says what is learned: the classes of nodes, or, on mini-batches, which pairs of nodes
+    ``task`` is what is learned: the classes of nodes, or, on mini-batches, which pairs of nodes
     are edges.  On the whole graph a layer takes all neighbours, and an epoch is one step.  Of the
     sampler, the number of ``fanouts`` counts, which is that of the layers; the store and the batch
     size do not.
@@ -219,11 +219,11 @@ class Config:
                 "ranks look up and train learned rows together at every step",
                 "leave one of them out",
             )
-        asked = f"model.name={model} data.name={data}"
+        action = f"model.name={model} data.name={data}"
         if data not in HETEROGENEOUS:
             if model == "rgat":
                 raise ConfigError(
-                    asked,
+                    action,
                     "the model is for graphs of several relations, and this graph has one",
                     f"choose model=gat, or data={' or data='.join(HETEROGENEOUS)}",
                 )
@@ -244,7 +244,7 @@ class Config:
         several = "the graph has several types of nodes or edges"
         if model not in HETERO_MODELS:
             raise ConfigError(
-                asked,
+                action,
                 f"{several}, and the model knows one of each",
                 f"choose model={' or model='.join(HETERO_MODELS)}",
             )
@@ -260,7 +260,7 @@ class Config:
         if self.task != "link_prediction":
             return
         links, data = self.links, self.data.name
-        for is_wrong, asked, found, fix in (
+        for is_wrong, action, problem, fix in (
             (
                 links.valid == 0 or links.test == 0 or links.valid + links.test >= 1,
                 f"links.valid={links.valid} links.test={links.test}",
@@ -293,10 +293,10 @@ class Config:
             ),
         ):
             if is_wrong:
-                raise ConfigError(f"task={self.task} {asked}", found, fix)
+                raise ConfigError(f"task={self.task} {action}", problem, fix)
 
     def _check_used(self) -> None:
-        """Check that nothing is said of what the run does not do."""
+        """Check that no option is set that the run does not use."""
         for section, options, defaults, is_done in (
             ("links", self.links, LinksConfig(), "task=link_prediction"),
             ("fullgraph", self.fullgraph, FullGraphConfig(), "mode=fullgraph"),

@@ -18,7 +18,7 @@ class DataConfig:
 
 @dataclass
 class LinksConfig:
-    """What link prediction learns from: ``task='link_prediction'``.
+    """Link prediction (``task='link_prediction'``): held-out edges and negatives.
 
     The shares ``valid`` and ``test`` of the edges are kept from training, reverse edges together,
     and each edge is compared with ``negatives`` pairs of the same source that are none.
@@ -91,9 +91,9 @@ class SamplerConfig:
 class FullGraphConfig:
     """How ranks share a graph that is trained on whole; see :func:`dgl_mgpu.partition_graph`.
 
-    Where ``by`` is random, ``trainer.seed`` says how.  With ``keep_input_sums`` a GCN without
+    Where ``by`` is random, ``trainer.seed`` seeds it.  With ``keep_input_sums`` a GCN without
     dropout adds the input's rows up once, and keeps the sums, as large as the input; else it does
-    so, or with narrower rows, in every epoch.  ``features`` says where these are: ``host`` for the
+    so, or with narrower rows, in every epoch.  ``features`` places them: ``host`` for the
     host's memory, of which a GPU has a part at a time; ``auto`` for that if they would take more
     than a quarter of the memory that is free on some GPU.  A GCN keeps the output of one in
     ``keep_every`` layers for the backward pass, which makes the others again, and ``activations``

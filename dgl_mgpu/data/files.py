@@ -221,14 +221,14 @@ def _fetch(url: str, path: Path) -> None:
             raise OSError(f"the connection ended after {done} of {total} bytes")
 
 
-def wrong_content(path: Path, found: str) -> DataFormatError:
+def wrong_content(path: Path, problem: str) -> DataFormatError:
     """The error of a file in OGB's format that contradicts another one, or the format."""
-    return DataFormatError(f"read {path}", found, FIX)
+    return DataFormatError(f"read {path}", problem, FIX)
 
 
-def corrupt_file(path: Path, found: str, fix: str = "fetch the file again") -> DataFormatError:
+def corrupt_file(path: Path, problem: str, fix: str = "fetch the file again") -> DataFormatError:
     """The error of a file that does not hold what it should."""
-    return DataFormatError(f"read {path}", f"the file is truncated or corrupt: {found}", fix)
+    return DataFormatError(f"read {path}", f"the file is truncated or corrupt: {problem}", fix)
 
 
 @contextlib.contextmanager

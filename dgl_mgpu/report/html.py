@@ -191,11 +191,11 @@ def _first_match(path: str, pattern: str) -> str:
 def _overview(
     reports: Sequence[EpochReport], summary: Mapping[str, Any], profile: StepProfile | None
 ) -> dict[str, str]:
-    figures = {"epochs": f"{len(reports)}"}
+    values = {"epochs": f"{len(reports)}"}
     best = best_epoch(reports)
     if best is not None:
         test = summary.get("test_accuracy")
-        figures |= {
+        values |= {
             "ranks": f"{best.ranks}",
             "best epoch": f"{best.epoch}",
             "loss": f"{best.loss:.4f}",
@@ -205,10 +205,10 @@ def _overview(
             "epoch (median)": human_seconds(statistics.median(r.seconds.total for r in reports)),
         }
     if summary.get("restarts"):
-        figures["restarts"] = f"{summary['restarts']}"
+        values["restarts"] = f"{summary['restarts']}"
     if profile is not None and profile.busy_share is not None:
-        figures["GPU busy"] = human_share(profile.busy_share)
-    return figures
+        values["GPU busy"] = human_share(profile.busy_share)
+    return values
 
 
 def _epochs(reports: Sequence[EpochReport]) -> _Table:
@@ -301,7 +301,7 @@ def _bytes_by_epoch(reports: Sequence[EpochReport]) -> _Table:
 
 
 def _links(reports: Sequence[EpochReport], plan: Plan | None) -> _Table:
-    # Nobody has measured what shared memory could do.
+    # The bandwidth of shared memory is not measured.
     bandwidths = {} if plan is None or is_on_cpu(plan) else tier_bandwidths(plan)
     head = ["tier", "read over", "bytes", "bytes/s while gathering", "in all training"]
     if bandwidths:

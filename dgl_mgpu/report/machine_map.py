@@ -14,7 +14,7 @@ from dgl_mgpu.report.colours import KEPT_COLOURS
 from dgl_mgpu.report.placement import Busy, bytes_kept, contents, is_on_cpu, is_shared, noun
 from dgl_mgpu.utils.units import human_bytes
 
-#: From an idle link to one that is always busy.  Lightness alone tells, whatever one's eyes.
+#: From an idle link to one that is always busy, by lightness alone, for every kind of eyesight.
 BUSY = LinearSegmentedColormap.from_list("busy", ["#d9d9d9", "#c994c7", "#ce1256", "#3f0021"])
 
 _KEPT_LABELS = {
@@ -45,7 +45,7 @@ class MachineMap:
         self._small = 9 if plan.num_gpus <= _MOST_NAMES else 8
         self._left, self._right = -_HALF, plan.num_gpus - 1 + _HALF
         self._middle = (self._left + self._right) / 2
-        # Nobody measures the bandwidth of shared memory.
+        # The bandwidth of shared memory is not measured.
         self._assumed = " (assumed)" if is_on_cpu(plan) else ""
 
     def draw(self) -> None:

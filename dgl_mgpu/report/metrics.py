@@ -85,7 +85,7 @@ class MetricsLog:
             self._writer.flush()
 
     def summary(self, values: Mapping[str, Any]) -> None:
-        """Write the line that closes a run: any figures about all of it."""
+        """Write the line that closes a run, with any values of the whole of it."""
         self._write(_line({"kind": "summary", **_finite(dict(values))}))
 
     def close(self) -> None:
@@ -151,13 +151,13 @@ def read_metrics(
     reports: list[EpochReport] = []
     summary: dict[str, Any] | None = None
     for number, line in enumerate(complete.splitlines(), start=1):
-        asked = f"read line {number} of {path}"
+        action = f"read line {number} of {path}"
         try:
             values = without_sum(safe_json.loads(line))
             kind = values.pop("kind")
         except (ValueError, KeyError, AttributeError, TypeError) as error:
             raise DataFormatError(
-                asked,
+                action,
                 f"it is not an object with a 'kind', or damaged ({type(error).__name__}: {error})",
                 _RESTORE,
             ) from error
@@ -165,22 +165,22 @@ def read_metrics(
             try:
                 report = EpochReport.from_dict(values)
             except DataFormatError as error:
-                raise DataFormatError(asked, error.found, _RESTORE) from error
+                raise DataFormatError(action, error.found, _RESTORE) from error
             if reports and report.epoch <= reports[-1].epoch:
                 order = f"epoch {report.epoch} comes after epoch {reports[-1].epoch}"
-                raise DataFormatError(asked, order, _RESTORE)
+                raise DataFormatError(action, order, _RESTORE)
             reports.append(report)
         elif kind == "summary":
             summary = values
         else:
             raise DataFormatError(
-                asked, f"its kind is {kind!r}", "use the version of dgl_mgpu that wrote the file"
+                action, f"its kind is {kind!r}", "use the version of dgl_mgpu that wrote the file"
             )
     return reports, summary
 
 
 def _epoch_line(report: EpochReport) -> str:
-    """One epoch as a line, with derived figures."""
+    """One epoch as a line, with derived values."""
     derived = {"seeds_per_second": report.seeds_per_second, "tier_shares": report.tier_shares()}
     return _line({"kind": "epoch", **report.to_dict(), **derived})
 

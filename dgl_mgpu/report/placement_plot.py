@@ -30,7 +30,7 @@ _SERVED = {"local": "device", "peer": "peer", "host": "host", "disk": "disk"}
 _WIDTH, _HEIGHT = 12.5, 11.0  # inches of one plan's picture
 _MOST_TABLES = 6
 _FEWEST_ROWS = 6  # that the table of links has room for
-#: Hatching of reads, whose colours say who serves them.  Others say how rows are kept.
+#: Hatching of reads, coloured by the memory that serves them; other bars, by how rows are kept.
 _READS = "//"
 
 
@@ -74,7 +74,7 @@ def placement_figure(plans: Sequence[Plan], titles: Sequence[str]) -> Figure:
 
 
 def picture_format(file: str | os.PathLike[str]) -> str:
-    """The format that a picture's name says; ConfigError if it is none of `FORMATS`."""
+    """The format by a picture's file name; ConfigError if it is none of `FORMATS`."""
     kind = os.path.splitext(file)[1].lstrip(".").lower()
     if kind not in FORMATS:
         raise ConfigError(

@@ -31,7 +31,7 @@ _MOST_OPERATIONS = 12
 
 @dataclass(frozen=True)
 class StepProfile:
-    """Figures of the traced steps."""
+    """Measurements of the traced steps."""
 
     steps: int
     step_seconds: float  # median
@@ -193,5 +193,5 @@ def read_profile(folder: str | os.PathLike[str]) -> StepProfile | None:
     try:
         return StepProfile.from_dict(without_sum(safe_json.loads(path.read_text(encoding="utf-8"))))
     except ValueError as error:
-        found = error.found if isinstance(error, DataFormatError) else str(error)
-        raise DataFormatError(f"read {path}", found, "profile the run again") from error
+        problem = error.found if isinstance(error, DataFormatError) else str(error)
+        raise DataFormatError(f"read {path}", problem, "profile the run again") from error

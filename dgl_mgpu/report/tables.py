@@ -41,14 +41,14 @@ def summary_table(
     title: str = "Training",
     test_accuracy: float | None = None,
 ) -> Table:
-    """The figures of a whole run, merged over the ranks, to be printed at its end.
+    """The summary of a whole run, merged over the ranks, to be printed at its end.
 
     Two columns: the best epoch's loss and accuracies (`test_accuracy`, in 0..1, if its model was
     tested once at the end), medians over the epochs of seeds/s and of each stage's time, and for
     each table the rows and bytes that each tier served in the whole run.
     """
     table = Table(title=escape(title), show_header=False)
-    table.add_column("figure", style="bold")
+    table.add_column("quantity", style="bold")
     table.add_column("value", justify="right")
     best = best_epoch(reports)
     table.add_row("epochs", f"{len(reports)}", end_section=best is None)

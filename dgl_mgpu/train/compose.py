@@ -24,7 +24,7 @@ _RESUMED = "resumed_run"
 def hydra_arguments(arguments: list[str]) -> list[str]:
     """The checked command line of a run, as Hydra takes it.
 
-    A run that is resumed has the configuration that it had, but for what the command line says.
+    A resumed run keeps its configuration, except for what the command line changes.
     Raises ConfigError for what is no key, group or flag; CheckpointError if the configuration of
     the resumed run cannot be read.
     """
@@ -226,7 +226,7 @@ def _compose(overrides: list[str], own_folder: Sequence[Path] = (), base: str = 
 
 
 @contextlib.contextmanager
-def typed_hydra_errors(asked: str) -> Iterator[None]:
+def typed_hydra_errors(action: str) -> Iterator[None]:
     """Raise what Hydra finds wrong with a configuration as ConfigError."""
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
@@ -235,7 +235,7 @@ def typed_hydra_errors(asked: str) -> Iterator[None]:
         yield
     except (HydraException, OmegaConfBaseException, ValueError) as error:
         raise ConfigError(
-            asked,
+            action,
             str(error).partition("\n")[0].rstrip("."),
             "see configs/ for what there is; several values of a key need --multirun",
         ) from error

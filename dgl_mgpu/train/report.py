@@ -1,4 +1,4 @@
-"""What the first rank shows and writes of a run."""
+"""The report of a run, which its first rank shows and writes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dgl_mgpu.config.schema import Config, flat
 from dgl_mgpu.errors import DGLMGPUError, OutputError
 from dgl_mgpu.report import EpochReport, MetricsLog, TrainProgress, best_epoch, summary_table
 from dgl_mgpu.train.checkpoint.checkpoint import goes_on_in
-from dgl_mgpu.train.trainer import Trainer
+from dgl_mgpu.train.trainer import Progress, Trainer
 
 
 class RunReport:
@@ -44,7 +44,6 @@ class RunReport:
             metric_name=trainer.criterion.metric_name,
         )
         self._shown = contextlib.ExitStack()
-        self.on_step = self._progress.update
 
     def __enter__(self) -> RunReport:
         self._shown.enter_context(self._progress)
@@ -70,6 +69,10 @@ class RunReport:
                 "on from the last checkpoint",
             ) from error
 
+    def step(self, progress: Progress) -> None:
+        """Show a step."""
+        self._progress.update(*progress)
+
     def epoch(self, report: EpochReport) -> None:
         """Show and write an epoch."""
         self._progress.epoch_done(report)
@@ -77,12 +80,12 @@ class RunReport:
             self._log.append(report)
 
     def stopped(self) -> None:
-        """Write what there is of a run that was told to stop."""
+        """Write the page of a run that stops early."""
         self._shown.close()
         self._write_page()
 
     def finish(self, reports: list[EpochReport], test_accuracy: float) -> None:
-        """Show and write what the whole run came to."""
+        """Show and write the results of the whole run."""
         from dgl_mgpu.report.plots import plot_curves  # matplotlib takes a second to import
 
         self._shown.close()  # the bars, so that they do not stand below the table

@@ -40,8 +40,8 @@ class TrainedRun:
     Attributes
     ----------
     config : Config
-        What the run was configured with, but for what says how it was carried out: it is on
-        ``device``, and of the ranks that there are now.
+        The run's configuration, for ``device`` and the present ranks: options of how the run was
+        carried out are replaced.
     model : nn.Module
         Of the epoch that validated best; in eval mode, on ``device``.
     """
@@ -106,13 +106,13 @@ def load_run(
     RankFailedError
         On the other ranks, if the first one raised any of these.
     """
-    asked = f"load the run {folder}"
+    action = f"load the run {folder}"
     if device not in ("cpu", "cuda"):
-        raise InvalidInputError(asked, f"there is no device {device!r}", "pass 'cpu' or 'cuda'")
+        raise InvalidInputError(action, f"there is no device {device!r}", "pass 'cpu' or 'cuda'")
     if device == "cuda" and not torch.cuda.is_available():
-        raise UnavailableError(f"{asked} to a GPU", "torch sees no GPU", "use device 'cpu'")
+        raise UnavailableError(f"{action} to a GPU", "torch sees no GPU", "use device 'cpu'")
     everyone = Communicator.of_all_machines()
-    checkpoint = everyone.broadcast_from_rank0(asked, partial(_checkpoint, asked, Path(folder)))
+    checkpoint = everyone.broadcast_from_rank0(action, partial(_checkpoint, action, Path(folder)))
     config = _carried_out_here(checkpoint.config, device, everyone.size)
     if root is not None:
         config.data.root = os.fspath(root)
@@ -122,7 +122,7 @@ def load_run(
         with stage("build"), torch.random.fork_rng(gpus):
             trainer = _restored(config, torch.device(device))
     except PlanDoesNotFitError as error:
-        # What it says to do is for training: here, the run has said what memory there is.
+        # The error's advice is for training; here memory is configured by the run.
         had = checkpoint.config["trainer"]["ranks"]
         fix = (
             f"use more ranks than {everyone.size} (the run had {had}), whose memory counts together"
@@ -130,7 +130,9 @@ def load_run(
         memory = SharedMemory.of_this_machine()
         if error.needed > memory.room:
             fix += f", or {memory.advice(error.needed)}"
-        raise PlanDoesNotFitError(asked, error.found, fix, error.needed, error.available) from error
+        raise PlanDoesNotFitError(
+            action, error.found, fix, error.needed, error.available
+        ) from error
     try:
         require_dtypes(trainer.model, checkpoint.best_model)
         trainer.model.load_state_dict(checkpoint.best_model)
@@ -140,7 +142,7 @@ def load_run(
         lines = str(error).splitlines() or [type(error).__name__]
         why = error.found if isinstance(error, CheckpointError) else lines[-1]
         raise CheckpointError(
-            asked,
+            action,
             f"its model does not fit this data ({why.strip()})",
             "name the data that the run was trained on",
         ) from error
@@ -156,9 +158,9 @@ def write_predictions(folder: str | os.PathLike[str], out: Path, device: str = "
     several; or ``embeddings``, float32, of a run of link prediction.  Raises OutputError if it
     cannot be written, and as `load_run` and `TrainedRun.predict`.
     """
-    asked = f"write predictions to {out}"
+    action = f"write predictions to {out}"
     if out.is_dir():
-        raise OutputError(asked, "it is a folder", "name a file")
+        raise OutputError(action, "it is a folder", "name a file")
     run = load_run(folder, device)
     is_first = Communicator.of_all_machines().rank == 0
     try:
@@ -175,16 +177,16 @@ def write_predictions(folder: str | os.PathLike[str], out: Path, device: str = "
     except OSError as error:
         if isinstance(error, DGLMGPUError):
             raise
-        raise OutputError(asked, str(error), "name a file that can be written") from error
+        raise OutputError(action, str(error), "name a file that can be written") from error
     return f"{' and '.join(predictions)} of {len(rows):,} nodes"
 
 
-def _checkpoint(asked: str, folder: Path) -> Checkpoint:
+def _checkpoint(action: str, folder: Path) -> Checkpoint:
     try:
         return Checkpoint.load(folder)
     except CheckpointError as error:
         raise CheckpointError(
-            asked, error.found, "name the folder of a run, or another of its checkpoints"
+            action, error.found, "name the folder of a run, or another of its checkpoints"
         ) from error
 
 

@@ -119,7 +119,7 @@ class SlotBatch:
 
 def free_slot(slots: Sequence[GraphSlot]) -> GraphSlot | None:
     """A slot without a mini-batch, if there is one."""
-    return next((each for each in slots if each.current_batch() is None), None)
+    return next((slot for slot in slots if slot.current_batch() is None), None)
 
 
 class SlotPool:
@@ -166,9 +166,9 @@ class SlotPool:
 
     def batches(self, loader: Any) -> Iterator[Any]:
         """A pass over a loader that starts now: mini-batches in slots, or blocks."""
-        return self._handed_out(batches_into_slots(loader, self))
+        return self._freed_after_use(batches_into_slots(loader, self))
 
-    def _handed_out(self, batches: Iterator[Any]) -> Iterator[Any]:
+    def _freed_after_use(self, batches: Iterator[Any]) -> Iterator[Any]:
         for batch in batches:
             if not isinstance(batch, SlotBatch):
                 *_, blocks = batch

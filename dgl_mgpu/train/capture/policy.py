@@ -66,7 +66,7 @@ class CapturePolicy:
         chosen = state["chosen"]
         key, capacity = (None, None) if chosen is None else _shape_key_and_sizes(*chosen)
         counts = Counter({_shape_key(*key): int(count) for key, count in state["counts"]})
-        self._largest = dict(_shape_key_and_sizes(*each) for each in state["largest"])
+        self._largest = dict(_shape_key_and_sizes(*entry) for entry in state["largest"])
         self.shape_key, self.capacity, self._counts = key, capacity, counts
 
 

@@ -128,7 +128,7 @@ class Checkpoint:
 
     @classmethod
     def _read(cls, path: Path) -> Checkpoint:
-        asked = f"resume from {path}"
+        action = f"resume from {path}"
         try:
             with zipfile.ZipFile(path) as archive:
                 part = damaged_part(archive)
@@ -137,36 +137,36 @@ class Checkpoint:
             content = torch.load(path, "cpu", weights_only=True)
         except pickle.UnpicklingError as error:
             raise CheckpointError(
-                asked, "it holds something other than tensors and plain values", _OTHER
+                action, "it holds something other than tensors and plain values", _OTHER
             ) from error
         except DAMAGE as error:
             raise _Damaged(f"it is damaged ({error})") from error
         # A tensor, as another file may have it there, cannot be compared with a number.
         if not isinstance(content, Mapping) or repr(content.get("format")) != repr(_FORMAT):
             raise CheckpointError(
-                asked, f"it is not a checkpoint of format {_FORMAT} of this package", _OTHER
+                action, f"it is not a checkpoint of format {_FORMAT} of this package", _OTHER
             )
         # Checkpoints of earlier versions, which captured no steps by default, lack it.
         content = {"captured": "[]", **content}
         missing = [name for name in _FIELDS if name not in content]
         if missing:
-            raise CheckpointError(asked, f"it lacks {missing}", _OTHER)
+            raise CheckpointError(action, f"it lacks {missing}", _OTHER)
         values = {name: content[name] for name in _FIELDS}
         try:
             for name in _JSON:
                 values[name] = safe_json.loads(values[name])
         except (TypeError, ValueError) as error:
             raise CheckpointError(
-                asked, f"its field {name} is not JSON ({error})", _OTHER
+                action, f"its field {name} is not JSON ({error})", _OTHER
             ) from error
         if (wrong := wrong_field(values)) is not None:
             name, problem = wrong
-            raise CheckpointError(asked, f"its field {name} {problem}", _OTHER)
+            raise CheckpointError(action, f"its field {name} {problem}", _OTHER)
         try:
             _take_files(path, [values[name] for name in _STATES])
         except OSError as error:
             raise CheckpointError(
-                asked,
+                action,
                 f"its learned rows cannot be copied ({error})",
                 "free space there, or set TMPDIR to a folder that has it",
             ) from error
@@ -198,7 +198,7 @@ def saved_config(path: Path) -> dict[str, Any]:
     """
     damage = None
     for file in _find(path):
-        asked = f"resume from {file}"
+        action = f"resume from {file}"
         try:
             with zipfile.ZipFile(file) as archive:
                 for name in archive.namelist():
@@ -211,10 +211,10 @@ def saved_config(path: Path) -> dict[str, Any]:
             return saved
         except ConfigError as error:
             raise CheckpointError(
-                asked, f"its field config does not do: {error.asked}: {error.found}", _OTHER
+                action, f"its field config does not do: {error.asked}: {error.found}", _OTHER
             ) from error
         except (pickle.UnpicklingError, *DAMAGE) as error:
-            damage = damage or CheckpointError(asked, f"it is damaged ({error})", _OTHER)
+            damage = damage or CheckpointError(action, f"it is damaged ({error})", _OTHER)
     assert damage is not None  # a folder without a checkpoint raised before
     raise damage
 
@@ -314,10 +314,10 @@ def _find(path: Path) -> list[Path]:
     """The candidates; raises CheckpointError if there are none."""
     if paths := _candidates(path):
         return paths
-    asked = f"resume from {path}"
+    action = f"resume from {path}"
     if path.is_dir():
-        raise CheckpointError(asked, "the folder holds no checkpoint", _OTHER)
-    raise CheckpointError(asked, "there is no such file or folder", "check trainer.resume")
+        raise CheckpointError(action, "the folder holds no checkpoint", _OTHER)
+    raise CheckpointError(action, "there is no such file or folder", "check trainer.resume")
 
 
 def _identity(config: Mapping[str, Any]) -> dict[str, str]:

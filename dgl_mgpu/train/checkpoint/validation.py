@@ -1,7 +1,7 @@
-"""What the fields of a checkpoint may hold: its sums may be right and its contents odd.
+"""Checks of a checkpoint's fields: contents may be invalid although checksums match.
 
-Each field is checked by itself and against the others; whether states are a model's and an
-optimizer's is theirs to say.
+Each field is checked by itself and against the others; the model and the optimizer check their
+states when they load them.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from typing import Any
 
 import dgl
@@ -17,11 +17,10 @@ from dgl_mgpu.distributed.host_features import offloaded_rows
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.graph.errors import InvalidCallError
 from dgl_mgpu.report import EpochReport, StageSeconds
-from dgl_mgpu.train.launch.heartbeat import WHOLE_GRAPH
-from dgl_mgpu.train.metrics import MultiLabel, SingleLabel
-from dgl_mgpu.train.optimizer import sum_gradients, take_first_ranks
-from dgl_mgpu.train.trainer import StepCallback, Trainer
-from dgl_mgpu.utils.stages import StageTimes, stage
+from dgl_mgpu.train.objectives import MultiLabel, SingleLabel
+from dgl_mgpu.train.optimizer import broadcast_from_first, sum_gradients
+from dgl_mgpu.train.trainer import Progress, Trainer
+from dgl_mgpu.utils.stages import WHOLE_GRAPH, StageTimes, stage
 
 
 class FullGraphTrainer(Trainer):
@@ -66,17 +65,17 @@ class FullGraphTrainer(Trainer):
         self._totals = self._count_nodes()
         self._check_in_degrees()
         self._parameters = [p for p in model.parameters() if p.requires_grad]
-        take_first_ranks(model.state_dict().values())
+        broadcast_from_first(model.state_dict().values())
 
     @property
     def steps_per_epoch(self) -> int:
         return 1
 
-    def _run_epoch(self, number: int, validate: bool, on_step: StepCallback) -> EpochReport:
+    def _run_epoch(self, number: int, validate: bool) -> Generator[Progress, None, EpochReport]:
         begin = time.perf_counter()
         with self._unbounded():
             loss, accuracy, stages = self._step()
-        on_step(1, loss, accuracy, self._totals["train"])
+        yield Progress(1, loss, accuracy, self._totals["train"])
         evaluate = time.perf_counter()
         with stage("evaluate"):
             accuracies = self.evaluate() if validate else {}

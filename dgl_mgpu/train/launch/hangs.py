@@ -8,6 +8,7 @@ Every rank shows in shared memory which stage it is in and how often it has chan
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import logging
 import os
 import re
@@ -19,8 +20,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dgl_mgpu.errors import RankFailedError
-from dgl_mgpu.train.launch.heartbeat import STACK_SIGNAL, Heartbeat
+from dgl_mgpu.store.memory.segment import Segment
 from dgl_mgpu.train.launch.process_group import children_of, cpu_seconds, runs, state_of, threads_of
+from dgl_mgpu.utils.stages import STACK_SIGNAL, Heartbeat
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +39,7 @@ _STACKS_SECONDS, _STACKS_END_SECONDS = 2.0, 0.05
 _QUOTED_FRAMES = 3
 # Files in whose functions a rank waits for others, and for its DataLoader's workers, and a worker
 # for something to do; and those through which they wait.  What else they call, a checkpoint that
-# is written while others wait say, hangs itself.
+# is written while others wait, for example, hangs itself.
 _WAITING = (
     "/torch/distributed/",
     "/dgl_mgpu/comm/communicator.py",
@@ -53,8 +55,30 @@ _FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
 _STOPPED = "is stopped (by SIGSTOP or a debugger)"
 
 
+class Heartbeats:
+    """Those of all ranks of a machine, in memory that they share.
+
+    Without the ``path`` of those of another process of this user they are made.
+    """
+
+    def __init__(self, count: int, path: Path | None = None) -> None:
+        size = ctypes.sizeof(Heartbeat)
+        if path is None:
+            # No file of /dev/shm, which may be full, or of 64 MiB.
+            file = os.memfd_create("heartbeats", os.MFD_CLOEXEC)
+            os.ftruncate(file, count * size)
+            self._segment = Segment(file, count * size)
+        else:
+            self._segment = Segment.attach(path, count * size)
+        self.path = self._segment.path
+        self.ranks = [
+            Heartbeat.from_buffer(self._segment.bytes, number * size)  # type: ignore[arg-type]
+            for number in range(count)
+        ]
+
+
 class HangMonitor:
-    """Looks at the heartbeats of a machine's ranks.
+    """Watches the heartbeats of a machine's ranks.
 
     When no rank advances for ``hang_after`` seconds, all are taken to hang.  ``ranks`` are their
     numbers in the job, by default from 0 on.
@@ -74,7 +98,7 @@ class HangMonitor:
         self.all_wait = False
 
     def look(self) -> RankFailedError | None:
-        """An error that says who hangs, if nothing has advanced for too long.
+        """An error that names the rank that hangs, if nothing has advanced for too long.
 
         To be called often; what is looked at is looked at once in a second.
         """
@@ -115,7 +139,7 @@ class HangMonitor:
 
 
 class HangWatch:
-    """Looks at heartbeats on a thread of its own, while it is used as a context manager.
+    """Checks heartbeats on a thread of its own, while it is used as a context manager.
 
     ``own`` is this process's; ``on_hang`` is called with the error, on that thread.
     """
@@ -144,7 +168,7 @@ class HangWatch:
 
 @dataclass
 class _State:
-    """What a rank does when it is looked at."""
+    """What a rank does at the time of a look."""
 
     rank: int
     stage: str
@@ -264,7 +288,7 @@ def _quote(frames: list[tuple[str, str, str]]) -> str:
 def _work_of(rank: Heartbeat) -> tuple[float, str]:
     """Seconds of cores that a rank and its children have used, and what it has read and written.
 
-    Not by its watcher, which reads what the system says of ranks all the time.
+    Not by its watcher, which reads ``/proc`` all the time.
     """
     if not rank.process:
         return 0.0, ""

@@ -20,7 +20,7 @@ _LOOK_SECONDS = 1.0
 
 
 class PreemptionHandler:
-    """Whether some rank was told to stop; all ``ranks`` learn of it at the same step."""
+    """Signals to stop, agreed upon by all ``ranks`` at the same step."""
 
     def __init__(self, ranks: Communicator) -> None:
         self._ranks = ranks
@@ -31,16 +31,15 @@ class PreemptionHandler:
     def listening(self) -> Iterator[PreemptionHandler]:
         """Hear SIGTERM, SIGHUP and Ctrl-C, the first of maybe several.
 
-        Those that tell all processes of a job to stop, as schedulers do, tell a rank twice: its
-        launcher or torchrun's agent, which they tell too, passes it on, and ``timeout`` signals its
-        child and then the group.  So a repeated one is nobody's wish to lose the checkpoint, but
-        for Ctrl-C.
+        A rank may get the same signal twice: schedulers signal all processes of a job, of which the
+        launcher or torchrun's agent passes it on, and ``timeout`` signals its child and then the
+        group.  So a repeated signal does not cancel the checkpoint, except for Ctrl-C.
         """
         with self._signals:
             yield self
 
     def stopped(self) -> Stopped:
-        """What a rank ends with that has stopped."""
+        """The exception with which a stopped rank ends."""
         return Stopped(signal.SIGTERM if self._signals.first is None else self._signals.first)
 
     def _end_if_repeated(self) -> None:
@@ -52,9 +51,9 @@ class PreemptionHandler:
         return self._signals.first is not None
 
     def after_step(self) -> bool:
-        """Whether to stop after this step; all ranks ask after the same steps.
+        """Whether to stop after this step; called by all ranks after the same steps.
 
-        The answer is what was known at the step before: nobody waits for other ranks.
+        The answer is that of the step before, so that no rank waits for others.
         """
         if self._ranks.size == 1:
             return self._is_asked_to_stop
@@ -62,7 +61,7 @@ class PreemptionHandler:
         return pending is not None and _answer(*pending)
 
     def after_epoch(self) -> bool:
-        """Whether to stop after this epoch; here all wait for each other."""
+        """Whether to stop after this epoch; a barrier of all ranks."""
         self._pending = None
         return self._is_asked_to_stop if self._ranks.size == 1 else _answer(*self._count())
 
@@ -78,12 +77,12 @@ def _answer(count: torch.Tensor, pending: dist.Work) -> bool:
 
 
 class DeferredSignals:
-    """Has signals to stop wait, within ``with``, until it is asked for them.
+    """Defers signals to stop, within ``with``, until `check`.
 
     A handler that raises does so anywhere: between the start of a process and its place in the list
     of those to be ended, or in a callback of ``fork``, where Python prints what is raised and drops
-    it.  ``sign``, a list for ``multiprocessing.connection.wait``, can be read when there is a
-    signal to be asked for; it is empty on another thread than the main one, which hears none.
+    it.  ``sign``, a list for ``multiprocessing.connection.wait``, is readable when a signal is
+    pending; it is empty on other threads than the main one, which get no signals.
     """
 
     def __init__(self) -> None:

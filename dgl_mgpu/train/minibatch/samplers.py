@@ -1,4 +1,4 @@
-"""What mini-batches are made of: the order of seeds, and PinSAGE's neighbours."""
+"""The order of seeds in mini-batches, and PinSAGE's sampler of neighbours."""
 
 from __future__ import annotations
 

@@ -25,6 +25,7 @@ from dgl_mgpu.train.checkpoint.checkpoint import Checkpoint
 from dgl_mgpu.train.fullgraph import run as fullgraph_run
 from dgl_mgpu.train.fullgraph.trainer import FullGraphTrainer
 from tests.distributed.graphs import homogeneous
+from tests.train.epochs import train_epoch
 
 pytestmark = pytest.mark.usefixtures("forked_ranks")
 
@@ -232,7 +233,7 @@ def make_trainer(dropout: float) -> FullGraphTrainer:
 
 
 def losses(trainer: FullGraphTrainer, epochs: int) -> list[float]:
-    return [trainer.run_epoch(False, lambda *figures: None).loss for _ in range(epochs)]
+    return [train_epoch(trainer).loss for _ in range(epochs)]
 
 
 def _stop_and_resume(folder: Path) -> None:
