@@ -17,6 +17,7 @@ from typing import Any
 
 from dgl_mgpu.errors import ConfigError, DGLMGPUError, LimitError, OutputError, nearest
 from dgl_mgpu.train.compose import check_overrides, compose, hydra_arguments, typed_hydra_errors
+from dgl_mgpu.utils.atomic_write import typed_output
 from dgl_mgpu.utils.interrupts import STATUS, Interrupts, Stopped
 from dgl_mgpu.utils.resources import resource_folder
 from dgl_mgpu.utils.standard_output import drop, is_of_stdout, lasting_stdout, open_standard_files
@@ -42,6 +43,8 @@ dgl-mgpu COMMAND --help: all that a command takes. dgl-mgpu --version: this pack
 Keys and their values: the files in configs/ ({configs}), or
 dgl-mgpu train --cfg job. To run an unmodified DGL script: python -m dgl_mgpu script.py
 """
+
+_PICTURE_FIX = "name a file that can be written"
 
 #: What each command takes, and three examples.
 HELP = {
@@ -272,15 +275,12 @@ def _train(arguments: list[str]) -> int:
 
     sys.argv = ["dgl-mgpu train", *words]
     os.environ["HYDRA_FULL_ERROR"] = "1"  # else it prints errors of its own, and exits
-    try:
-        with locked_folders(), typed_hydra_errors("train as the command line says"):
-            job()
-    except OSError as error:
-        if isinstance(error, DGLMGPUError):
-            raise
-        raise OutputError(
-            "make the run's folder", str(error), "choose another folder (hydra.run.dir)"
-        ) from error
+    with (
+        typed_output("make the run's folder", "choose another folder (hydra.run.dir)"),
+        locked_folders(),
+        typed_hydra_errors("train as the command line says"),
+    ):
+        job()
     for failure in failures[:-1]:  # of several runs
         print(f"dgl-mgpu train: {type(failure).__name__}: {failure}", file=sys.stderr)
     if failures:
@@ -373,18 +373,10 @@ def _plan(arguments: list[str]) -> int:
     if picture is not None:
         from dgl_mgpu.report.placement_plot import plot_placements
 
-        try:
+        with typed_output(f"draw the placement into {picture}", _PICTURE_FIX):
             plot_placements(plans, picture, titles)
-        except OSError as error:
-            raise _not_drawn(picture, str(error)) from error
         console.print(f"picture: {picture}", highlight=False, soft_wrap=True)
     return 0
-
-
-def _not_drawn(picture: Path, problem: str) -> OutputError:
-    return OutputError(
-        f"draw the placement into {picture}", problem, "name a file that can be written"
-    )
 
 
 def picture_file(arguments: list[str]) -> Path | None:
@@ -411,10 +403,13 @@ def picture_file(arguments: list[str]) -> Path | None:
         from dgl_mgpu.report.placement_plot import picture_format
 
         picture_format(file)  # raises, before a plan takes its time
+        problem = ""
         if not file.parent.is_dir():
-            raise _not_drawn(file, f"there is no folder {file.parent}")
-        if file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK):
-            raise _not_drawn(file, "it cannot be written")
+            problem = f"there is no folder {file.parent}"
+        elif file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK):
+            problem = "it cannot be written"
+        if problem:
+            raise OutputError(f"draw the placement into {file}", problem, _PICTURE_FIX)
     return file
 
 

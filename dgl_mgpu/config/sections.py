@@ -71,7 +71,7 @@ class SamplerConfig:
         return [-1] * len(self.fanouts) if self.eval_fanouts is None else self.eval_fanouts
 
     def evaluates_all_neighbors(self) -> bool:
-        """Whether validation and test take the graph as it is."""
+        """Whether validation and test use all neighbours."""
         return self.name == "neighbor" and all(fanout == -1 for fanout in self.evaluated_fanouts())
 
     def planned_fanouts(self) -> list[int]:
@@ -91,9 +91,9 @@ class SamplerConfig:
 class FullGraphConfig:
     """How ranks share a graph that is trained on whole; see :func:`dgl_mgpu.partition_graph`.
 
-    Where ``by`` is random, ``trainer.seed`` seeds it.  With ``keep_input_sums`` a GCN without
-    dropout adds the input's rows up once, and keeps the sums, as large as the input; else it does
-    so, or with narrower rows, in every epoch.  ``features`` places them: ``host`` for the
+    A random ``by`` is seeded by ``trainer.seed``.  With ``keep_input_sums`` a GCN without dropout
+    sums the input's rows once, and keeps the sums, as large as the input; else it does so, or with
+    narrower rows, in every epoch.  ``features`` places them: ``host`` for the
     host's memory, of which a GPU has a part at a time; ``auto`` for that if they would take more
     than a quarter of the memory that is free on some GPU.  A GCN keeps the output of one in
     ``keep_every`` layers for the backward pass, which makes the others again, and ``activations``

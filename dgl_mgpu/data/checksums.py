@@ -116,7 +116,7 @@ def _by_name(sources: Iterable[Path]) -> dict[str, Path]:
 
 
 def _state(path: Path) -> list[int]:
-    """What any change of a file changes; users cannot set the time of change of an inode."""
+    """Attributes that change with the file; users cannot set the inode's time of change."""
     stat = path.stat()
     return [stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns]
 

@@ -19,8 +19,9 @@ from pathlib import Path
 from tempfile import mkdtemp
 
 from dgl_mgpu.data.checksums import changed_file, write_checksums
-from dgl_mgpu.errors import ConfigError, DataFormatError, DGLMGPUError, OutputError
+from dgl_mgpu.errors import ConfigError, DataFormatError, OutputError
 from dgl_mgpu.utils import timeouts
+from dgl_mgpu.utils.atomic_write import typed_output
 from dgl_mgpu.utils.checksums import DAMAGE
 from dgl_mgpu.utils.file_lock import locked
 from dgl_mgpu.utils.units import human_bytes
@@ -60,13 +61,11 @@ def build_once(
     that looks complete.  One process builds it, and others that want it wait.  Its content must
     follow from its name.  If `damage` names a problem of a folder that is there, it is made again.
 
-    Raises
-    ------
-    OutputError
-        The folder cannot be made or filled, another process has not done so within
-        `timeouts.BUILD` seconds, or another user has put it where everybody may write.
+    Raises OutputError if the folder cannot be made or filled, another process has not done so
+    within `timeouts.BUILD` seconds, or another user has put it where everybody may write.
     """
-    try:
+    fix = "choose another data root, a folder that can be written and has space"
+    with typed_output(f"make {target}", fix):
         if _is_there(target) and damage(target) is None:
             return target
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -77,15 +76,7 @@ def build_once(
                 _discard(target)
             if not target.is_dir():
                 _build(target, fill)
-    except OSError as error:
-        if isinstance(error, DGLMGPUError):
-            raise
-        raise OutputError(
-            f"make {target}",
-            str(error),
-            "choose another data root, a folder that can be written and has space",
-        ) from error
-    return target
+        return target
 
 
 def _is_there(target: Path) -> bool:
@@ -135,7 +126,7 @@ def _build(target: Path, fill: Callable[[Path], None]) -> None:
 
 
 def _waiting(target: Path) -> Callable[[str], None]:
-    """What to do while another process makes `target`: log which one, and give up in the end."""
+    """A callback while another process makes `target`: log which one, give up at the deadline."""
     deadline = time.monotonic() + timeouts.BUILD
     logged = ""
 
@@ -181,14 +172,8 @@ def require_files(folder: Path, names: list[str], what: str) -> None:
 def download_zip(url: str, folder: Path, instead: str) -> None:
     """Download a zip archive and extract it into an existing folder.
 
-    `instead` tells the user what to do without a network.
-
-    Raises
-    ------
-    DataFormatError
-        The archive cannot be fetched, or is corrupt.
-    ConfigError
-        The disk is too small.
+    `instead` is the advice for a machine without a network.  Raises DataFormatError if the archive
+    cannot be fetched or is corrupt, and ConfigError if the disk is too small.
     """
     archive = folder / ".download.zip"
     try:

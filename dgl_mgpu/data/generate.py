@@ -39,7 +39,7 @@ _META_FILE = "meta.json"
 
 @dataclass(frozen=True)
 class GraphSpec:
-    """What a generated graph is made of; see `blockmodel` for the meaning.
+    """Parameters of a generated graph; see `blockmodel` for the meaning.
 
     Attributes
     ----------

@@ -77,23 +77,12 @@ def write_report(
     That is ``metrics.jsonl``, of this version or an earlier one, and, where steps were traced,
     ``profile.json`` and ``timeline.png``.  The run need not have ended.
 
-    Parameters
-    ----------
-    configuration : mapping, optional
-        What the run was configured with, by the keys of the command line.
-    machine : mapping of str to str, optional
-        See `environment`.
-    plan : Plan, optional
-        Adds the picture of the placement, and the share of its bandwidths that the run used.
-    summary : mapping, optional
-        Of the whole run, where its metrics have none yet.
+    ``configuration`` has the keys of the command line, and ``machine`` those of `environment`.
+    ``plan`` adds the picture of the placement, and the share of its bandwidths that the run used.
+    ``summary`` is of the whole run, where its metrics have none yet.
 
-    Raises
-    ------
-    DataFormatError
-        The metrics or the profile are damaged.
-    OSError
-        There are no metrics, or the page cannot be written.
+    Raises DataFormatError if the metrics or the profile are damaged, and OSError if there are no
+    metrics, or the page cannot be written.
     """
     folder = Path(folder)
     reports, last_line = read_metrics(folder / METRICS_FILE)

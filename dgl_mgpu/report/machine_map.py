@@ -236,7 +236,7 @@ def _seen(shares: dict[str, float], least: float) -> dict[str, float]:
 
 
 def _slots(links: list[Load]) -> dict[tuple[int, int], float]:
-    """Where on a GPU's upper edge its link to another one begins, from the middle.
+    """Offsets, from the middle of a GPU's upper edge, of its links to others.
 
     Those to the nearest GPUs lie outside, so that few arcs cross.
     """

@@ -1,4 +1,4 @@
-"""What a plan puts where, and how busy it is modelled to keep each link, as numbers and text."""
+"""Contents of memories by a plan, and the modelled load of links, as numbers and text."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def is_on_cpu(plan: Plan) -> bool:
 
 
 def noun(plan: Plan) -> str:
-    """What a plan's memories belong to."""
+    """The noun for a plan's devices: GPU or rank."""
     return "rank" if is_on_cpu(plan) else "GPU"
 
 
@@ -99,7 +99,7 @@ def short_name(table: str) -> str:
 
 
 def is_shared(load: Load) -> bool:
-    """Whether several GPUs read host memory over it."""
+    """Whether several GPUs share a link to host memory."""
     return load.kind == "host" and len(load.readers) > 1
 
 
@@ -203,7 +203,7 @@ def _kept(copies: int, num_gpus: int) -> str:
 def placement_tables(
     plan: Plan, title: str, seeds: int, fanouts: Sequence[int]
 ) -> list[RenderableType]:
-    """What ``dgl-mgpu plan`` prints of a plan for mini-batches of some seeds and fanouts."""
+    """The output of ``dgl-mgpu plan``, for mini-batches of some seeds and fanouts."""
     rows, before = [], ""
     for row in plan.summary():
         name = str(row["table"])

@@ -39,29 +39,18 @@ def plot_placements(
 ) -> None:
     """Draw plans side by side, each with its title.
 
-    Of each: the machine with the contents of every memory and how busy the links are; the same
-    shares as numbers; and of every table, where its rows lie and where reads of them are served.
+    Each shows the machine with the contents of every memory and the load of the links; the same
+    loads as numbers; and for every table the memories of its rows and those that serve reads.
 
-    Parameters
-    ----------
-    file : path or binary file
-        A picture's name, which ends in .png, .svg or .pdf; PNG in a binary file.
-
-    Raises
-    ------
-    InvalidInputError
-        There is no plan, or one does not say how loaded the links are.
-    ConfigError
-        The file's name has another ending.
-    OSError
-        It cannot be written.
+    The name of ``file`` ends in .png, .svg or .pdf, else ConfigError; a binary file gets a PNG.
+    Raises InvalidInputError if there is no plan, or one without the loads of links.
     """
     kind = picture_format(file) if isinstance(file, str | os.PathLike) else "png"
     placement_figure(plans, titles).savefig(file, format=kind)
 
 
 def placement_figure(plans: Sequence[Plan], titles: Sequence[str]) -> Figure:
-    """What `plot_placements` draws, without writing it."""
+    """The figure of `plot_placements`."""
     if not plans:
         raise InvalidInputError("draw placements", "there is no plan", "pass one or more")
     layout = ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1)
@@ -142,7 +131,7 @@ def _draw_links(axes: Axes, plan: Plan, busy: Busy) -> None:
 
 
 def _draw_tables(axes: Axes, plan: Plan) -> None:
-    """Where each table's bytes lie, and below where reads of it are served."""
+    """The memories of each table's bytes, and below those that serve its reads."""
     kept = {name: bytes_kept(plan, name) for name in plan.tables}
     totals = {name: sum(sizes.values()) for name, sizes in kept.items() if sizes}
     names = sorted(totals, key=lambda name: -totals[name])[:_MOST_TABLES]

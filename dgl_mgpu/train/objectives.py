@@ -56,7 +56,7 @@ class Criterion(ABC):
 
 
 class SingleLabel(Criterion):
-    """The one class of each node, by cross entropy: logits, shape (nodes, classes), and int64."""
+    """One class of each node, by cross entropy: logits, shape (nodes, classes); labels, int64."""
 
     metric_name = ACCURACY
 
@@ -73,7 +73,7 @@ class SingleLabel(Criterion):
 
 
 class MultiLabel(Criterion):
-    """Which labels each node has, by binary cross entropy.
+    """Several labels of each node, by binary cross entropy.
 
     Logits and int8 of 1, 0 and -1, which is unknown, of shape (nodes, labels).  A node's loss is
     the mean over its known labels.  The metric is the area under the ROC curve of each label that

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,10 +11,10 @@ from typing import Any
 from rich.console import Console
 
 from dgl_mgpu.config.schema import Config, flat
-from dgl_mgpu.errors import DGLMGPUError, OutputError
 from dgl_mgpu.report import EpochReport, MetricsLog, TrainProgress, best_epoch, summary_table
 from dgl_mgpu.train.checkpoint.checkpoint import goes_on_in
 from dgl_mgpu.train.trainer import Progress, Trainer
+from dgl_mgpu.utils.atomic_write import typed_output
 
 
 class RunReport:
@@ -55,19 +55,12 @@ class RunReport:
         with self._writing() if kind is None else contextlib.suppress(OSError):
             self._log.close()
 
-    @contextlib.contextmanager
-    def _writing(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            if isinstance(error, DGLMGPUError):
-                raise
-            raise OutputError(
-                f"write metrics and curves to {self._folder}",
-                str(error),
-                "free space there, or choose another folder (hydra.run.dir); trainer.resume goes "
-                "on from the last checkpoint",
-            ) from error
+    def _writing(self) -> contextlib.AbstractContextManager[None]:
+        return typed_output(
+            f"write metrics and curves to {self._folder}",
+            "free space there, or choose another folder (hydra.run.dir); trainer.resume goes "
+            "on from the last checkpoint",
+        )
 
     def step(self, progress: Progress) -> None:
         """Show a step."""

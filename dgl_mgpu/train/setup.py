@@ -28,7 +28,7 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 def ranks_of_this_machine(config: Config) -> int:
-    """How many of the job's ranks are on this machine."""
+    """The number of the job's ranks on this machine."""
     return int(os.environ["LOCAL_WORLD_SIZE"]) if under_torchrun() else config.trainer.ranks
 
 

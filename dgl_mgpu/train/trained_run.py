@@ -18,7 +18,6 @@ from dgl_mgpu.comm.communicator import Communicator
 from dgl_mgpu.config.schema import Config, FullGraphConfig, config_of_run
 from dgl_mgpu.errors import (
     CheckpointError,
-    DGLMGPUError,
     InvalidInputError,
     OutputError,
     PlanDoesNotFitError,
@@ -29,7 +28,7 @@ from dgl_mgpu.machine.shared_memory import SharedMemory
 from dgl_mgpu.train.checkpoint.checkpoint import Checkpoint
 from dgl_mgpu.train.checkpoint.validation import OF_OTHER_STATES, require_dtypes
 from dgl_mgpu.train.trainer import Trainer
-from dgl_mgpu.utils.atomic_write import atomic_write
+from dgl_mgpu.utils.atomic_write import atomic_write, typed_output
 from dgl_mgpu.utils.stages import stage
 
 
@@ -163,21 +162,17 @@ def write_predictions(folder: str | os.PathLike[str], out: Path, device: str = "
         raise OutputError(action, "it is a folder", "name a file")
     run = load_run(folder, device)
     is_first = Communicator.of_all_machines().rank == 0
-    try:
+    with (
+        typed_output(action, "name a file that can be written"),
         # Raises before predictions are computed that cannot be written.
-        with atomic_write(out) if is_first else contextlib.nullcontext() as file:
-            rows = run.predict()
-            predictions = run._trainer.criterion.predictions(rows)
-            if file is not None:
-                arrays: dict[str, Any] = {
-                    name: values.numpy() for name, values in predictions.items()
-                }
-                with stage("report"):  # which may take as long as it writes
-                    np.savez(file, **arrays)
-    except OSError as error:
-        if isinstance(error, DGLMGPUError):
-            raise
-        raise OutputError(action, str(error), "name a file that can be written") from error
+        atomic_write(out) if is_first else contextlib.nullcontext() as file,
+    ):
+        rows = run.predict()
+        predictions = run._trainer.criterion.predictions(rows)
+        if file is not None:
+            arrays: dict[str, Any] = {name: values.numpy() for name, values in predictions.items()}
+            with stage("report"):  # of any length
+                np.savez(file, **arrays)
     return f"{' and '.join(predictions)} of {len(rows):,} nodes"
 
 
@@ -203,9 +198,9 @@ def _carried_out_here(saved: Mapping[str, Any], device: str, num_ranks: int) -> 
 
 
 def _restored(config: Config, device: torch.device) -> Trainer:
-    """What trained a run, with its model as it began."""
+    """The trainer of a run, with an untrained model."""
     if config.mode == "fullgraph":
-        from dgl_mgpu.train.fullgraph import run as fullgraph
+        from dgl_mgpu.train import fullgraph
 
         return fullgraph.make_trainer(config, device)
     from dgl_mgpu.train.minibatch import run as minibatch

@@ -22,7 +22,7 @@ from dgl_mgpu.train.optimizer import full_state_dict, load_full_state
 
 
 class Progress(NamedTuple):
-    """How far an epoch has come after a step."""
+    """Progress of an epoch after a step."""
 
     step: int
     #: Means so far; on a GPU as they were some steps ago, and at first NaN.
@@ -148,13 +148,12 @@ class Trainer(ABC):
                 self.model.load_state_dict(state)
             load_full_state(self.optimizer, checkpoint.optimizer)
             self.reports = [EpochReport.from_dict(report) for report in checkpoint.reports]
-            # A rank that the saved run did not have finds out for itself.
+            # A rank that the saved run did not have starts without this state.
             for captured in checkpoint.captured[self._ranks.rank :][:1]:
                 self._take_captured(captured)
             self._batches = self._batches_done(checkpoint)
             self._take_parts(checkpoint.parts[self._ranks.rank :: self._ranks.size])
-            # A rank that the saved run did not have, or had on another kind of device, keeps the
-            # generator it was seeded with.
+            # A rank that the saved run lacked, or had on another kind of device, keeps its seed.
             if self._ranks.rank < len(checkpoint.random):
                 generators = checkpoint.random[self._ranks.rank]
                 if len(generators) == len(self._random_state()):

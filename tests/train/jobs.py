@@ -21,7 +21,7 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-import dgl_mgpu.train.fullgraph.run
+import dgl_mgpu.train.fullgraph
 import dgl_mgpu.train.minibatch.run
 from dgl_mgpu.cli import main
 from dgl_mgpu.config.schema import Config

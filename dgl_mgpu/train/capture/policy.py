@@ -1,4 +1,4 @@
-"""Which mini-batches a CUDA graph is captured for, and with how much capacity.
+"""The choice of mini-batches for which a CUDA graph is captured, and of its capacity.
 
 The policy depends on the mini-batches alone and never on timing, so every run decides the same."""
 
@@ -16,17 +16,10 @@ WARM_UP = 3
 
 
 class CapturePolicy:
-    """Chooses the shape of mini-batches to capture, from those so far.
-
-    Attributes
-    ----------
-    shape_key : ShapeKey or None
-        Of the mini-batches that a graph computes.
-    capacity : Sizes or None
-        Of their static buffers.
-    """
+    """Chooses the shape of mini-batches to capture, from those so far."""
 
     def __init__(self) -> None:
+        #: Of the mini-batches that a graph computes, and of their static buffers.
         self.shape_key: ShapeKey | None = None
         self.capacity: Sizes | None = None
         #: By key: mini-batches so far, and the largest sizes of those that did not fit.

@@ -209,21 +209,21 @@ class CapturedStep:
         return SlotPool(lambda: self._slots, self._modes, loader.device).batches(loader)
 
     def state_dict(self) -> dict[str, Any]:
-        """What decides which mini-batches a graph computes, and its capacity.
+        """The state of the capture policy: which mini-batches a graph computes, and its capacity.
 
-        A step that takes it computes the mini-batches to come as this one will, bit for bit, if the
-        generators of random numbers go on from the same states, too, and there is memory for as
-        much.  One that takes it from a step that gave up capturing does so, too, if it may.
+        A step that loads it computes further mini-batches bit for bit as this one will, given the
+        same states of the random number generators and enough memory.  It also stops capturing if
+        this one did, unless captures are required.
 
         Returns
         -------
         dict
-            Of plain values, which may be kept as JSON.
+            Plain values, which JSON can hold.
         """
         return {**self._policy.state(), "captures": self._captures}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on as the step whose :meth:`state_dict` it is.
+        """Continue as the step with this :meth:`state_dict`.
 
         Parameters
         ----------
@@ -372,7 +372,7 @@ class CapturedStep:
         self._slots = []
 
     def _modes(self) -> tuple[bool, ...]:
-        """Which modules are training."""
+        """Training flags of all modules."""
         return tuple(module.training for module in self._modules)
 
     def _slot_for(self, blocks: Blocks) -> GraphSlot | None:
@@ -388,7 +388,7 @@ class CapturedStep:
             return None
 
     def _put(self, blocks: Blocks, sizes: Sizes) -> GraphSlot | None:
-        """As :meth:`_slot_for`; raises what prevents the capture."""
+        """As :meth:`_slot_for`, but raises errors of the capture."""
         shape_key = ShapeKey(sizes.shape, self._modes())
         self._policy.count(shape_key)
         fits = self._policy.holds(shape_key, sizes) and all(
@@ -412,10 +412,7 @@ class CapturedStep:
     def _capture_slots(self, blocks: Blocks) -> bool:
         """Capture all slots anew for the policy's shape; False if memory does not suffice for all.
 
-        Raises
-        ------
-        OutOfMemoryError
-            If there is none for the first one.
+        Raises OutOfMemoryError if it does not suffice for one.
         """
         self._drop_slots()
         where = blocks[0].device

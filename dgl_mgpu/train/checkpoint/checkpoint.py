@@ -1,7 +1,7 @@
-"""Checkpoints: written whole or not at all, read without executing anything in them.
+"""Checkpoints: written atomically, read without executing code.
 
-A file is an archive as ``torch.save`` writes it.  What of a state dict is in files, learned rows,
-has members of its own there, which come and go in pieces: a checkpoint may be larger than memory.
+A file is an archive of ``torch.save``.  Parts of a state dict that are in files, learned rows, are
+members of their own there, copied in pieces: a checkpoint may be larger than memory.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _PIECE_BYTES = 16 << 20
 
 
 class _Damaged(Exception):
-    """What is wrong with a file, to which an earlier one is preferred."""
+    """Damage of a file, in place of which an earlier one is read."""
 
 
 @dataclass(frozen=True)
@@ -65,15 +65,14 @@ class Checkpoint:
     def save(self, folder: Path, keep: int = 1, best: int | None = None) -> Path:
         """Write ``folder/epoch-NNNN.pt`` and drop what is not to be kept; return its path.
 
-        The file appears under its name only when it is complete and on disk, so a crash or a full
-        disk at any moment leaves the last good checkpoint as it was.  What is kept are the last
-        ``keep``, this one among them, and the first with the model of epoch ``best``.  Those of
-        later epochs, which a run has that resumed from an earlier one, are dropped.  Raises
-        CheckpointError if it cannot be written.
+        The file gets its name only when it is complete and on disk, so that a crash or a full disk
+        leaves the last good checkpoint as it was.  Kept are the last ``keep``, including this one,
+        and the first with the model of epoch ``best``.  Those of later epochs, of a run that
+        resumed from an earlier one, are removed.  Raises CheckpointError if it cannot be written.
         """
         path = folder / f"epoch-{self.epoch:04d}.pt"
         content = {"format": _FORMAT} | {name: getattr(self, name) for name in _FIELDS}
-        # Tensors and plain containers only: this is what weights_only reads back.
+        # Tensors and plain containers only, for weights_only.
         for name in _JSON:
             content[name] = json.dumps(content[name])
         files: dict[SpilledState, int] = {}  # the last and the best model may share some
@@ -177,10 +176,9 @@ class Checkpoint:
     def require_same_run(self, config: Mapping[str, Any]) -> None:
         """Check that ``config`` continues the run this was saved by.
 
-        What a run may change when it resumes is how it is carried out: ranks, workers, where the
-        data lies and where the store keeps it, though not in which types, how ranks part and
-        exchange a graph, whether steps are captured, and the number of epochs. Raises
-        CheckpointError.
+        A resumed run may change how it is carried out: ranks, workers, the places of the data and
+        of the store (but not feature types), the partition and exchange of a graph, the capture of
+        steps, and the number of epochs. Raises CheckpointError.
         """
         _require_same_run(self.config, config)
 
@@ -252,7 +250,7 @@ def _epoch(path: Path) -> int:
 
 
 class LastCheckpoint:
-    """The last checkpoint of a run that begins now, in a folder that may have another run's."""
+    """The last checkpoint of a run that begins, in a folder that may have those of another run."""
 
     def __init__(self, folder: Path, resumed: str | None) -> None:
         self._folder = folder / "checkpoints"
@@ -261,12 +259,12 @@ class LastCheckpoint:
 
     @property
     def path(self) -> Path | None:
-        """Where it is; None if the run has written none yet."""
+        """Its path; None if the run has written none yet."""
         written = [path for path, number in self._written() if (path, number) not in self._before]
         return written[-1] if written else None
 
     def advice(self) -> str:
-        """The end of a sentence: which it is, and how to resume from it."""
+        """The last checkpoint and how to resume from it, as the end of a sentence."""
         if self.path is not None:
             last = _from_here(self.path)
             go_on = f"trainer.resume={_from_here(self._folder.parent)} goes on from there"
@@ -294,12 +292,12 @@ def run_folder(resumed: str | os.PathLike[str]) -> Path:
 
 
 def goes_on_in(folder: Path, resumed: str | None) -> bool:
-    """Whether a run resumes in the folder it had, which is `folder` then."""
+    """Whether a run resumes in its own folder `folder`."""
     return resumed is not None and run_folder(resumed).resolve() == folder.resolve()
 
 
 def has_checkpoint(path: Path) -> bool:
-    """Whether it is a checkpoint, or the folder of a run that has one."""
+    """Whether a path is a checkpoint, or the folder of a run that has one."""
     return bool(_candidates(path))
 
 
@@ -321,7 +319,7 @@ def _find(path: Path) -> list[Path]:
 
 
 def _identity(config: Mapping[str, Any]) -> dict[str, str]:
-    """What makes a run that run, as JSON, which is how a checkpoint has it."""
+    """The options that identify a run, as JSON, as a checkpoint has them."""
     keys = flat(config).items()
     return {key: json.dumps(value) for key, value in keys if not _FREE.fullmatch(key)}
 
@@ -384,7 +382,7 @@ class SpilledState:
 
     @classmethod
     def written_by(cls, write: Callable[[Path], None]) -> SpilledState:
-        """What ``write`` writes to the path that it is given; empty if it makes no file there."""
+        """The file that ``write`` writes to the path it is given; empty if it writes none."""
         place = os.environ.get("TMPDIR", "/var/tmp")
         with temporary_folder(Path(place)) as folder:
             path = folder / "state"
@@ -393,7 +391,7 @@ class SpilledState:
 
     @classmethod
     def copy_of(cls, source: IO[bytes]) -> SpilledState:
-        """What is left to read of a file."""
+        """A copy of the rest of a file."""
 
         def write(path: Path) -> None:
             with open(path, "wb") as file:
@@ -403,7 +401,7 @@ class SpilledState:
 
     @property
     def path(self) -> Path:
-        """Where this process can read it, as long as it refers to it."""
+        """A path for this process, valid as long as this object."""
         return Path(os.devnull if self._file is None else f"/proc/self/fd/{self._file.fileno()}")
 
     def copy_to(self, target: IO[bytes]) -> None:

@@ -1,8 +1,8 @@
 """Ends a job in which nothing advances, and names the rank that the others wait for.
 
-Every rank shows in shared memory which stage it is in and how often it has changed that
-(`Heartbeat`).  A rank that waits for another looks like one that hangs: stacks, which
-``faulthandler`` writes also where a process waits in C, tell them apart.
+Every rank writes its stage, and the number of its changes, to shared memory (`Heartbeat`).  A rank
+that waits for another looks like one that hangs; their stacks, which ``faulthandler`` writes also
+while a process waits in C, differ.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from dgl_mgpu.utils.stages import STACK_SIGNAL, Heartbeat
 log = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 1.0
-# A look that comes later than this was kept from looking, as the ranks may have been: a suspended
-# job, a machine that slept.
+# A check that comes later than this was delayed, as the ranks may have been: a suspended job, a
+# machine that slept.
 _LATE_SECONDS = 2.0
 # A rank that uses less of a core than this and neither reads nor writes does not advance, in a
 # stage of any length.
@@ -37,9 +37,9 @@ _IDLE_SHARE = 0.02
 _STACKS_SECONDS, _STACKS_END_SECONDS = 2.0, 0.05
 # Frames of a stack that an error quotes.
 _QUOTED_FRAMES = 3
-# Files in whose functions a rank waits for others, and for its DataLoader's workers, and a worker
-# for something to do; and those through which they wait.  What else they call, a checkpoint that
-# is written while others wait, for example, hangs itself.
+# Files in whose functions a rank waits for others, for its DataLoader's workers, and a worker for
+# work; and files that they wait through.  A stack that ends in other files hangs itself: a
+# checkpoint that is written while others wait, for example.
 _WAITING = (
     "/torch/distributed/",
     "/dgl_mgpu/comm/communicator.py",
@@ -56,9 +56,9 @@ _STOPPED = "is stopped (by SIGSTOP or a debugger)"
 
 
 class Heartbeats:
-    """Those of all ranks of a machine, in memory that they share.
+    """Heartbeats of all ranks of a machine, in shared memory.
 
-    Without the ``path`` of those of another process of this user they are made.
+    With a ``path``, that of another process of this user is attached; else it is created.
     """
 
     def __init__(self, count: int, path: Path | None = None) -> None:
@@ -100,7 +100,7 @@ class HangMonitor:
     def look(self) -> RankFailedError | None:
         """An error that names the rank that hangs, if nothing has advanced for too long.
 
-        To be called often; what is looked at is looked at once in a second.
+        May be called often; it checks at most once a second.
         """
         now = time.monotonic()
         seconds = now - self._looked
@@ -190,7 +190,7 @@ class _Watched:
     _work: tuple[float, str] = field(default=(0.0, ""))
 
     def advanced(self, seconds: float) -> bool:
-        """Whether it has since the last look, which was so many seconds ago."""
+        """Whether the rank has advanced since the last call, so many seconds ago."""
         shown = self.heartbeat
         beats, self._beats = self._beats, shown.beats
         if shown.in_step:
@@ -270,7 +270,7 @@ def _main_frames(stacks: str) -> list[tuple[str, str, str]]:
 def _is_in(
     frames: list[tuple[str, str, str]], files: tuple[str, ...], through: tuple[str, ...] = ()
 ) -> bool:
-    """Whether it is in one of the files, or in what they call of others or the standard library."""
+    """Whether a stack is in one of the files, or in others or the standard library called there."""
     for file, _, _ in frames:
         if any(part in file for part in files):
             return True

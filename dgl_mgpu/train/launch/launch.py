@@ -57,7 +57,7 @@ from dgl_mgpu.utils.torchrun import under_torchrun
 
 log = logging.getLogger(__name__)
 
-# How often ranks are looked at.  DataLoader workers have open what their rank had: while they live,
+# How often ranks are checked.  DataLoader workers inherit a rank's descriptors: while they live,
 # neither its pipe nor its connections to other ranks show its end.
 _LOOK_SECONDS = 1.0
 _PR_SET_PDEATHSIG = 1
@@ -82,21 +82,20 @@ def launch(
     their own, joined by gloo (NCCL for CUDA tensors).  Under torchrun, which has made the processes
     already, this process is the rank that its environment names.
 
-    SIGTERM, SIGHUP and Ctrl-C have ranks stop, by SIGTERM: they may raise `Stopped` within 25
-    seconds; then all end.  A rank that gets it before it listens (`PreemptionHandler`) ends at
-    once.  A second Ctrl-C ends all at once, and raises KeyboardInterrupt.
+    SIGTERM, SIGHUP and Ctrl-C are passed to ranks as SIGTERM: they may raise `Stopped` within 25
+    seconds; then all are killed.  A rank without a handler yet (`PreemptionHandler`) ends at once.
+    A second Ctrl-C kills all ranks, and raises KeyboardInterrupt.
 
     With ``hang_after``, a job ends in which no rank advances for so many seconds: in the steps of
     an epoch none enters another `stage`, and before and between epochs none uses its cores, reads
     or writes.  A rank that is this process, and hangs in C code that holds Python's lock, is not
     noticed.
 
-    A typed error of this package that a rank raised is raised as it is, and so is any error of a
-    rank that runs here.  Else RankFailedError has the reason of the rank that failed first, and its
-    stage, or the stack of one that hangs; the other ranks have been ended.  Where the rank that
-    hangs is this process, the error is printed, and the process ends.  Beside these there are
-    SharedMemoryError, without shared memory for several ranks; WorkerFailedError, if a process that
-    samples for a rank was killed; and OutputError, without a place for temporary files.
+    Raises the typed error of a rank as it is, and any error of a rank that is this process; else
+    RankFailedError with the reason and the stage of the rank that failed first, or the stack of one
+    that hangs.  The other ranks have been killed.  If the rank that hangs is this process, the
+    error is printed, and the process exits.  Also raises SharedMemoryError, WorkerFailedError if a
+    worker of a rank's DataLoader was killed, and OutputError without a place for temporary files.
     """
     keep_together()
     if under_torchrun():
@@ -237,7 +236,7 @@ class _Job:
         return self._cause()
 
     def stop(self) -> DGLMGPUError | None:
-        """Have all ranks stop by themselves; the error of one that did not."""
+        """Ask all ranks to stop; return the error of one that did not."""
         outcomes = self._outcomes
         for rank in self.ranks:
             rank.process.terminate()

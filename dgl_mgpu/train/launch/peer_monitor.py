@@ -1,9 +1,9 @@
-"""Detects machines that are lost without a word: their power, a cable, a switch.
+"""Detects machines that are lost silently, by a failure of power, a cable or a switch.
 
-Connections to such a machine stay open, and who waits for its tensors waits on: gloo for half an
-hour.  So every rank has one more connection to the first one, on which nothing is sent, and which
-the operating systems at both ends probe.  No thread of a rank has to answer, so that no rank
-seems lost only because it is busy.
+Connections to such a machine stay open, and ranks that wait for its tensors go on waiting: gloo for
+half an hour.  So every rank has a further, idle connection to the first one, which the operating
+systems at both ends probe (TCP keepalive).  No thread of a rank has to answer, so that a busy rank
+is not taken for a lost one.
 
 The first rank challenges everybody who connects with a nonce; a rank answers with its number and an
 HMAC of both (RFC 2104) by a key that only ranks have.
@@ -143,7 +143,7 @@ class PeerMonitor:
         self._on_loss(loss)
 
     def report(self, error: RankFailedError) -> None:
-        """Have the ranks of all machines end with an error, but for this one."""
+        """Send an error to all ranks of other machines, which end with it."""
         self._send(error, self._peers)
 
     def _pass_on(self, error: RankFailedError, source: int) -> None:
@@ -218,7 +218,7 @@ def accept(listener: socket.socket, key: bytes, count: int) -> dict[socket.socke
 
 
 def _hello(key: bytes, nonce: bytes, rank: int) -> bytes:
-    """What a rank answers a nonce with."""
+    """A rank's answer to a nonce."""
     signed = hmac.digest(key, nonce + rank.to_bytes(4, "big", signed=True), "sha256")
     return _HELLO.pack(signed, rank)
 

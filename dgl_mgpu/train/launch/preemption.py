@@ -1,4 +1,4 @@
-"""Signals by which schedulers, terminals and people stop a run, after it wrote a checkpoint."""
+"""Signals of schedulers, terminals and users to stop a run, which first writes a checkpoint."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dgl_mgpu.comm.communicator import Communicator
 from dgl_mgpu.utils.interrupts import STOPPING, Stopped, StopSignals
 from dgl_mgpu.utils.temporary_folder import note_sharing
 
-# How often a worker looks whether its rank is there.
+# How often a worker checks that its rank lives.
 _LOOK_SECONDS = 1.0
 
 
@@ -66,7 +66,7 @@ class PreemptionHandler:
         return self._is_asked_to_stop if self._ranks.size == 1 else _answer(*self._count())
 
     def _count(self) -> tuple[torch.Tensor, dist.Work]:
-        """How many ranks have received a signal, once all have answered."""
+        """Start to count the ranks that have received a signal."""
         count = torch.tensor(int(self._is_asked_to_stop))
         return count, dist.all_reduce(count, async_op=True)
 
@@ -132,7 +132,7 @@ class DeferredSignals:
 
 @contextlib.contextmanager
 def blocked(*signals: signal.Signals) -> Iterator[None]:
-    """Within, these signals wait; they wait for ever in processes that are started here."""
+    """Block signals, for ever in processes that are started within."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:
         yield
@@ -141,12 +141,12 @@ def blocked(*signals: signal.Signals) -> Iterator[None]:
 
 
 def outlive_sigterm(rank: int, worker: int) -> None:
-    """Have a DataLoader's worker, started with `STOPPING` blocked, end when its rank sends SIGTERM.
+    """End a DataLoader's worker, started with `STOPPING` blocked, when its rank sends SIGTERM.
 
-    One that is sent to all processes is for the rank, which stops after a step and needs its
-    workers until then.  Its own is how torch ends a worker that does not end by itself.  The system
-    makes one signal of two that wait: the rank's is lost behind one that is not heard yet, and
-    multiprocessing sends it again at its end.
+    A SIGTERM to all processes is for the rank, which stops after a step and needs its workers until
+    then; torch ends a worker that does not end by itself by a SIGTERM of the rank.  The system
+    merges two pending signals: the rank's may be lost behind another one, and multiprocessing sends
+    it again at its end.
 
     It ends, too, when its rank was killed, which torch's workers notice only if that happens after
     they have begun.  ``rank`` is the rank's process, and ``worker`` the worker's number, with which

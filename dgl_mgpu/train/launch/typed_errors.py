@@ -68,7 +68,7 @@ def crash_reasons() -> str:
 
 
 def processes_limit() -> str:
-    """How many processes and threads a user may have, and the memory for their stacks."""
+    """The limits of a user's processes and threads, and of the memory for their stacks."""
     most, memory = _soft(resource.RLIMIT_NPROC), _memory_limit()
     processes = "" if most is None else f"ulimit -u allows a user {most} processes and threads"
     return processes + (f" (and {memory})" if memory else "")
@@ -194,7 +194,7 @@ def _lost_worker(error: BaseException) -> str | None:
 
 
 def _is_of_connection(error: BaseException) -> bool:
-    """Whether it is of a connection between processes, which a rank has with its workers alone."""
+    """Whether an error is of a connection between processes; a rank has those to workers only."""
     if not isinstance(error, ConnectionError | EOFError):
         return False
     *_, (innermost, _) = traceback.walk_tb(error.__traceback__)

@@ -23,7 +23,7 @@ from dgl_mgpu.store.graph import StoreGraph
 from dgl_mgpu.train.minibatch.task import Task, input_rows
 from dgl_mgpu.train.objectives import Criterion, Objective, model_rows
 
-#: How often pairs that turn out to be edges are drawn anew.
+#: Attempts to draw pairs that are not edges.
 _ATTEMPTS = 20
 
 
@@ -150,7 +150,7 @@ class LinkPrediction(Objective):
         return torch.cat(scores, 1)
 
     def targets(self, batch: Sequence[Any]) -> torch.Tensor:
-        """Which of these pairs are edges: the first ones, float32, of the same shape."""
+        """1 for edges, which come first, and 0 for other pairs: float32, of the same shape."""
         _, edges, negatives, _ = batch
         count = edges.num_edges()
         width = 1 + negatives.num_edges() // count

@@ -66,7 +66,7 @@ class SeedBatches(IterableDataset):
 
     @property
     def device(self) -> torch.device:
-        """Where the seeds are (DGL's DataLoader asks)."""
+        """The device of the seeds, which DGL's DataLoader reads."""
         return self._seeds.device
 
     def set_epoch(self, epoch: int, first: int = 0) -> None:

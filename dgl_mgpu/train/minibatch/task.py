@@ -22,11 +22,10 @@ from dgl_mgpu.store.graph import StoreGraph
 from dgl_mgpu.train.checkpoint.checkpoint import SpilledState
 from dgl_mgpu.train.objectives import MultiLabel, NodeClassification, Objective, SingleLabel
 from dgl_mgpu.utils.stages import stage
+from dgl_mgpu.utils.types import NTYPE
 
 #: What the store calls the rows that nodes without features learn.
 LEARNED = "learned"
-#: DGL's name of the only type of nodes.
-ONE_NTYPE = "_N"
 #: The stage, within a model's, in which it reads learned rows; features were gathered before.
 LOOKUP = "look up"
 
@@ -101,7 +100,7 @@ def input_rows(config: Config, dataset: Dataset) -> dict[str, Any]:
     """A task's ``width`` and ``learned``, for a graph of one type."""
     if "feat" in dataset.node_features:
         return {"width": dataset.node_features["feat"].shape[1]}
-    return {"width": config.model.hidden, "learned": (ONE_NTYPE,)}
+    return {"width": config.model.hidden, "learned": (NTYPE,)}
 
 
 def _check_fanouts(config: Config, dataset: HeteroDataset) -> None:

@@ -171,7 +171,7 @@ class MiniBatchTrainer(Trainer):
             and embeddings is None
             and normalised_batch(model) is None
         )
-        #: Of the step before, where a captured one leaves it.
+        #: Of the last step, written by its CUDA graph.
         self._num_correct = torch.zeros((), dtype=torch.float64, device=store.device)
         if options.cuda_graphs is True or (options.cuda_graphs == "auto" and can_be_captured):
             self._captured = CapturedStep(
@@ -311,7 +311,7 @@ class MiniBatchTrainer(Trainer):
         if self._on_gpu:
             spent["gather"] = spent.get("gather", 0.0) + looked_up
         else:
-            # Workers may have sampled, which is seen as the time that is waited for them.
+            # Workers may have sampled: then this is the time of waiting for them.
             loading = spent.get("load", 0.0) - (traffic.seconds - looked_up)
             spent.update(gather=traffic.seconds, sample=max(0.0, loading))
         stages = _STAGES if self._captured is None else _CAPTURED_STAGES
@@ -350,8 +350,8 @@ class MiniBatchTrainer(Trainer):
     def _loss(self, batch: Any, round_size: int, accumulator: MetricAccumulator) -> torch.Tensor:
         """This rank's share of the mean loss over the ``round_size`` seeds of all ranks."""
         if batch is None:
-            # The last round has no batch for this rank: it takes part in what others look up,
-            # and its optimizer steps with theirs.
+            # The last round has no batch for this rank: it takes part in the collective lookups
+            # of the others, and in their optimizer step.
             return self.model([], {}).sum()
         targets = self._objective.targets(batch)
         outputs = self._outputs(batch)
@@ -400,7 +400,7 @@ class MiniBatchTrainer(Trainer):
             num_workers=self._num_workers,
             worker_init_fn=partial(outlive_sigterm, os.getpid()),
             persistent_workers=split is self._train and self._num_workers > 0,
-            # To make an iterator draws a number, which a run that resumes does once more.
+            # Making an iterator draws a number; a resumed run draws it once more.
             generator=torch.Generator(),
         )
 
