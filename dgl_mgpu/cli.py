@@ -145,7 +145,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     with contextlib.ExitStack() as ending:
         try:
-            interrupts = ending.enter_context(Interrupts(partial(_last_words, name)))
+            interrupts = ending.enter_context(Interrupts(partial(_final_message, name)))
         except RuntimeError as error:  # of a thread that cannot be started
             from dgl_mgpu.train.launch.typed_errors import processes_limit
 
@@ -183,17 +183,17 @@ def main(arguments: list[str] | None = None) -> int:
         # Python would end this process by SIGINT, at its end, if the interrupt came within code of
         # a string, which an import of dataclasses runs; unless more of such code is run.
         exec("")
-        print(_last_words(name, signal.SIGINT), file=sys.stderr)
+        print(_final_message(name, signal.SIGINT), file=sys.stderr)
         return STATUS
 
 
 # Advice on the run in progress, for the last line.
-_of_run: Callable[[], str] | None = None
+_run_advice: Callable[[], str] | None = None
 
 
-def _last_words(command: str, signum: int) -> str:
+def _final_message(command: str, signum: int) -> str:
     how = "interrupted" if signum == signal.SIGINT else f"ended by {signal.Signals(signum).name}"
-    return f"dgl-mgpu {command}: {how}{_of_run() if _of_run else ''}"
+    return f"dgl-mgpu {command}: {how}{_run_advice() if _run_advice else ''}"
 
 
 def help_of(command: str) -> str:
@@ -226,8 +226,8 @@ def _entry(name: str, text: str) -> list[str]:
 
 
 def _train(arguments: list[str]) -> int:
-    global _of_run
-    _of_run = None
+    global _run_advice
+    _run_advice = None
     import hydra
     from hydra.core.hydra_config import HydraConfig
 
@@ -244,7 +244,7 @@ def _train(arguments: list[str]) -> int:
         config_path=str(resource_folder("configs")), config_name="config", version_base="1.3"
     )
     def job(raw: Any) -> None:
-        global _of_run
+        global _run_advice
         hydra_config = HydraConfig.get()
         folder = Path(hydra_config.runtime.output_dir)
         log = folder / f"{hydra_config.job.name}.log"
@@ -260,12 +260,12 @@ def _train(arguments: list[str]) -> int:
 
             # Only the first rank's folder is the run's.
             if not (under_torchrun() and int(os.environ["RANK"])):
-                _of_run = LastCheckpoint(folder, config.trainer.resume).advice
+                _run_advice = LastCheckpoint(folder, config.trainer.resume).advice
             train(config, folder)
         except BaseException as error:
-            if isinstance(error, Stopped) and _of_run:
+            if isinstance(error, Stopped) and _run_advice:
                 # Also into the run's log: a terminal may be gone.
-                logging.getLogger(__name__).warning("stopped by %s%s", error.by, _of_run())
+                logging.getLogger(__name__).warning("stopped by %s%s", error.by, _run_advice())
             if is_new:
                 remove_unused(folder, log)
             if not isinstance(error, Exception):

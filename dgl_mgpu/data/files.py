@@ -66,12 +66,12 @@ def build_once(
     """
     fix = "choose another data root, a folder that can be written and has space"
     with typed_output(f"make {target}", fix):
-        if _is_there(target) and damage(target) is None:
+        if _exists(target) and damage(target) is None:
             return target
         target.parent.mkdir(parents=True, exist_ok=True)
-        with locked(target.with_name(f".{target.name}.lock"), _waiting(target)):
+        with locked(target.with_name(f".{target.name}.lock"), _wait_callback(target)):
             # Another process may have made it again meanwhile.
-            if _is_there(target) and (problem := damage(target)) is not None:
+            if _exists(target) and (problem := damage(target)) is not None:
                 log.warning("%s: %s; it is made again", target, problem)
                 _discard(target)
             if not target.is_dir():
@@ -79,7 +79,7 @@ def build_once(
         return target
 
 
-def _is_there(target: Path) -> bool:
+def _exists(target: Path) -> bool:
     require_trusted(target)
     return target.is_dir()
 
@@ -125,7 +125,7 @@ def _build(target: Path, fill: Callable[[Path], None]) -> None:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def _waiting(target: Path) -> Callable[[str], None]:
+def _wait_callback(target: Path) -> Callable[[str], None]:
     """A callback while another process makes `target`: log which one, give up at the deadline."""
     deadline = time.monotonic() + timeouts.BUILD
     logged = ""

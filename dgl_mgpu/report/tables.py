@@ -146,7 +146,7 @@ def _cell(key: str, value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, list | tuple):
-        return joined([_cell(key, part) for part in value])
+        return join_runs([_cell(key, part) for part in value])
     if isinstance(value, dict):
         return ", ".join(f"{name}: {_cell(key, part)}" for name, part in value.items())
     if not _is_number(value):
@@ -161,7 +161,7 @@ def _cell(key: str, value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
 
 
-def joined(texts: Sequence[str]) -> str:
+def join_runs(texts: Sequence[str]) -> str:
     """Texts with commas between them, runs of equal ones as ``8 x text``."""
     runs = [(text, len(list(run))) for text, run in itertools.groupby(texts)]
     return ", ".join(text if count == 1 else f"{count} x {text}" for text, count in runs)

@@ -39,7 +39,7 @@ def hydra_arguments(arguments: list[str]) -> list[str]:
                 )
     flags, overrides = _split(check_overrides(arguments))
     if (saved := _resumed_configuration(overrides)) is not None:
-        flags, overrides = _based_on(saved, flags, overrides)
+        flags, overrides = _override_saved(saved, flags, overrides)
     # Ranks of torchrun but the first have no folder and no log: the run's folder is the first's.
     folder = ["hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=stdout"]
     if not under_torchrun() or os.environ["RANK"] == "0":
@@ -139,7 +139,7 @@ def _resumed_configuration(overrides: list[str]) -> dict[str, Any] | None:
     return saved_config(path) if has_checkpoint(path) else None
 
 
-def _based_on(
+def _override_saved(
     saved: dict[str, Any], flags: list[str], overrides: list[str]
 ) -> tuple[list[str], list[str]]:
     """Flags and overrides with which Hydra changes a saved configuration.

@@ -105,7 +105,7 @@ def make_trainer(config: Config, device: torch.device | None = None) -> FullGrap
         device=device,
     )
     del whole  # each rank has its part
-    rows = _dealt(config, graph, content, features)
+    rows = _scatter_features(config, graph, content, features)
     model, optimizer = _make_model(config, graph, content)
     data = graph.nodes[content.target or NTYPE].data
     return FullGraphTrainer(
@@ -120,7 +120,7 @@ def make_trainer(config: Config, device: torch.device | None = None) -> FullGrap
     )
 
 
-def _dealt(
+def _scatter_features(
     config: Config,
     graph: PartitionedGraph,
     content: _Content,

@@ -38,7 +38,7 @@ def full_state_dict(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         return optimizer.state_dict()
     # That method of torch's unpickles what comes over the connections.
     everyone, own = Communicator.of_all_machines(), optimizer.optim.state_dict()  # type: ignore[attr-defined]
-    states = [_sent_by(source, own, everyone) for source in range(everyone.size)]
+    states = [_broadcast_state(source, own, everyone) for source in range(everyone.size)]
     if everyone.rank > 0:
         return {}
     optimizer._all_state_dicts = states  # type: ignore[attr-defined]
@@ -47,7 +47,7 @@ def full_state_dict(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     return whole
 
 
-def _sent_by(source: int, own: dict[str, Any], everyone: Communicator) -> dict[str, Any]:
+def _broadcast_state(source: int, own: dict[str, Any], everyone: Communicator) -> dict[str, Any]:
     """One rank's state on all ranks, in the host's memory; collective."""
     state: dict[int, dict[str, Any]] = {}
     buffers: dict[tuple[int, str], torch.Tensor] = {}
@@ -77,7 +77,7 @@ def load_full_state(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> 
         {**own, "params": group["params"]}
         for group, own in zip(saved["param_groups"], optimizer.param_groups, strict=True)
     ]
-    _require_alike(optimizer, groups, saved["state"])
+    _check_state(optimizer, groups, saved["state"])
     # A shared one takes out of the state what is not this rank's.
     optimizer.load_state_dict({"state": dict(saved["state"]), "param_groups": groups})
     own = getattr(optimizer, "optim", None)
@@ -89,7 +89,7 @@ def load_full_state(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> 
                 state["step"] = state["step"].to(parameter.device)
 
 
-def _require_alike(
+def _check_state(
     optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]], state: dict[int, Any]
 ) -> None:
     """Check that a state is that of these parameters: torch takes any, and fails later."""

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from dgl_mgpu.config.schema import Config, flat
 from dgl_mgpu.report import EpochReport, MetricsLog, TrainProgress, best_epoch, summary_table
-from dgl_mgpu.train.checkpoint.checkpoint import goes_on_in
+from dgl_mgpu.train.checkpoint.checkpoint import resumes_in
 from dgl_mgpu.train.trainer import Progress, Trainer
 from dgl_mgpu.utils.atomic_write import typed_output
 
@@ -32,7 +32,7 @@ class RunReport:
         self._console = Console()
         # A run that resumes in its own folder, or is started again, writes its epochs anew.
         with self._writing():
-            goes_on = goes_on_in(folder, config.trainer.resume) or restarts > 0
+            goes_on = resumes_in(folder, config.trainer.resume) or restarts > 0
             self._log = MetricsLog(folder, resume_epoch=0 if goes_on else None)
             for earlier in trainer.reports:
                 self._log.append(earlier)

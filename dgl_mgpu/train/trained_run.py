@@ -26,7 +26,7 @@ from dgl_mgpu.errors import (
 )
 from dgl_mgpu.machine.shared_memory import SharedMemory
 from dgl_mgpu.train.checkpoint.checkpoint import Checkpoint
-from dgl_mgpu.train.checkpoint.validation import OF_OTHER_STATES, require_dtypes
+from dgl_mgpu.train.checkpoint.validation import STATE_ERRORS, require_dtypes
 from dgl_mgpu.train.trainer import Trainer
 from dgl_mgpu.utils.atomic_write import atomic_write, typed_output
 from dgl_mgpu.utils.stages import stage
@@ -112,14 +112,14 @@ def load_run(
         raise UnavailableError(f"{action} to a GPU", "torch sees no GPU", "use device 'cpu'")
     everyone = Communicator.of_all_machines()
     checkpoint = everyone.broadcast_from_rank0(action, partial(_checkpoint, action, Path(folder)))
-    config = _carried_out_here(checkpoint.config, device, everyone.size)
+    config = _prediction_config(checkpoint.config, device, everyone.size)
     if root is not None:
         config.data.root = os.fspath(root)
     gpus = [torch.cuda.current_device()] if device == "cuda" else []
     try:
         # The caller's random numbers are not the run's to draw.
         with stage("build"), torch.random.fork_rng(gpus):
-            trainer = _restored(config, torch.device(device))
+            trainer = _make_trainer(config, torch.device(device))
     except PlanDoesNotFitError as error:
         # The error's advice is for training; here memory is configured by the run.
         had = checkpoint.config["trainer"]["ranks"]
@@ -135,7 +135,7 @@ def load_run(
     try:
         require_dtypes(trainer.model, checkpoint.best_model)
         trainer.model.load_state_dict(checkpoint.best_model)
-    except OF_OTHER_STATES as error:  # ours, torch's, or of learned rows
+    except STATE_ERRORS as error:  # ours, torch's, or of learned rows
         if isinstance(error, RankFailedError):
             raise
         lines = str(error).splitlines() or [type(error).__name__]
@@ -185,7 +185,7 @@ def _checkpoint(action: str, folder: Path) -> Checkpoint:
         ) from error
 
 
-def _carried_out_here(saved: Mapping[str, Any], device: str, num_ranks: int) -> Config:
+def _prediction_config(saved: Mapping[str, Any], device: str, num_ranks: int) -> Config:
     """A run's configuration for ranks that train nothing."""
     config = config_of_run(saved)
     config.topology = "auto"  # this and the links were of the run's machine and its ranks
@@ -197,7 +197,7 @@ def _carried_out_here(saved: Mapping[str, Any], device: str, num_ranks: int) -> 
     return config
 
 
-def _restored(config: Config, device: torch.device) -> Trainer:
+def _make_trainer(config: Config, device: torch.device) -> Trainer:
     """The trainer of a run, with an untrained model."""
     if config.mode == "fullgraph":
         from dgl_mgpu.train import fullgraph

@@ -16,7 +16,7 @@ from dgl_mgpu.errors import CheckpointError
 from dgl_mgpu.placement import Plan
 from dgl_mgpu.report import EpochReport, best_epoch, merge
 from dgl_mgpu.train.checkpoint.checkpoint import Checkpoint
-from dgl_mgpu.train.checkpoint.validation import OF_OTHER_STATES, require_dtypes
+from dgl_mgpu.train.checkpoint.validation import STATE_ERRORS, require_dtypes
 from dgl_mgpu.train.objectives import Criterion
 from dgl_mgpu.train.optimizer import full_state_dict, load_full_state
 
@@ -150,15 +150,15 @@ class Trainer(ABC):
             self.reports = [EpochReport.from_dict(report) for report in checkpoint.reports]
             # A rank that the saved run did not have starts without this state.
             for captured in checkpoint.captured[self._ranks.rank :][:1]:
-                self._take_captured(captured)
+                self._load_captured_state(captured)
             self._batches = self._batches_done(checkpoint)
-            self._take_parts(checkpoint.parts[self._ranks.rank :: self._ranks.size])
+            self._load_parts(checkpoint.parts[self._ranks.rank :: self._ranks.size])
             # A rank that the saved run lacked, or had on another kind of device, keeps its seed.
             if self._ranks.rank < len(checkpoint.random):
                 generators = checkpoint.random[self._ranks.rank]
                 if len(generators) == len(self._random_state()):
                     self._set_random_state(generators)
-        except OF_OTHER_STATES as error:
+        except STATE_ERRORS as error:
             raise CheckpointError(
                 "resume from a checkpoint",
                 f"its states are not this run's ({(str(error).splitlines() or ['none'])[0]})",
@@ -191,14 +191,14 @@ class Trainer(ABC):
         """This rank's sums over the batches done in the epoch begun."""
         return {}
 
-    def _take_parts(self, parts: list[dict[str, Any]]) -> None:  # noqa: B027 (as above)
+    def _load_parts(self, parts: list[dict[str, Any]]) -> None:  # noqa: B027 (as above)
         """Continue an epoch from the sums of none or several ranks."""
 
     def _captured_state(self) -> dict[str, Any]:
         """The state of this rank's CUDA graph capture; empty where steps are not captured."""
         return {}
 
-    def _take_captured(self, state: dict[str, Any]) -> None:  # noqa: B027 (as above)
+    def _load_captured_state(self, state: dict[str, Any]) -> None:  # noqa: B027 (as above)
         """Restore the state of CUDA graph capture."""
 
     def _random_state(self) -> torch.Tensor:

@@ -160,8 +160,10 @@ class _ForkedRank(mp.get_context("fork").Process):
 
 
 def make_trainer(hook: Hook | None, config: Config) -> Trainer:
-    module = dgl_mgpu.train.fullgraph if config.mode == "fullgraph" else dgl_mgpu.train.minibatch
-    trainer = module.run.make_trainer(config)
+    module = (
+        dgl_mgpu.train.fullgraph if config.mode == "fullgraph" else dgl_mgpu.train.minibatch.run
+    )
+    trainer = module.make_trainer(config)
     if hook is not None:
         hook(trainer)
     return trainer

@@ -49,9 +49,9 @@ class CapturePolicy:
         return {
             "chosen": None
             if self.capacity is None
-            else [self.shape_key, *_of_sizes(self.capacity)],
+            else [self.shape_key, *_size_lists(self.capacity)],
             "counts": [[key, count] for key, count in self._counts.items()],
-            "largest": [[key, *_of_sizes(sizes)] for key, sizes in self._largest.items()],
+            "largest": [[key, *_size_lists(sizes)] for key, sizes in self._largest.items()],
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
@@ -63,7 +63,7 @@ class CapturePolicy:
         self.shape_key, self.capacity, self._counts = key, capacity, counts
 
 
-def _of_sizes(sizes: Sizes) -> tuple[Any, Any]:
+def _size_lists(sizes: Sizes) -> tuple[Any, Any]:
     return sizes.nodes, sizes.edges
 
 

@@ -24,7 +24,7 @@ import torch
 from dgl_mgpu.comm.serialization import register
 from dgl_mgpu.config.schema import config_of_run, flat
 from dgl_mgpu.errors import CheckpointError, ConfigError
-from dgl_mgpu.train.checkpoint.validation import MEMBER, wrong_field
+from dgl_mgpu.train.checkpoint.validation import MEMBER, invalid_field
 from dgl_mgpu.utils import safe_json
 from dgl_mgpu.utils.atomic_write import atomic_write
 from dgl_mgpu.utils.checksums import DAMAGE, damaged_part
@@ -77,7 +77,7 @@ class Checkpoint:
             content[name] = json.dumps(content[name])
         files: dict[SpilledState, int] = {}  # the last and the best model may share some
         for name in _STATES:
-            content[name] = _without_files(content[name], files)
+            content[name] = _replace_files(content[name], files)
         try:
             with atomic_write(path) as file:
                 torch.save(content, file)
@@ -123,7 +123,7 @@ class Checkpoint:
                 log.warning("%s is left out, %s; %s is taken instead", bad, why, file)
             return checkpoint
         also = f", and so are the {len(paths) - 1} before it" if len(paths) > 1 else ""
-        raise CheckpointError(f"resume from {paths[0]}", damages[0] + also, _OTHER)
+        raise CheckpointError(f"resume from {paths[0]}", damages[0] + also, _RESUME_FIX)
 
     @classmethod
     def _read(cls, path: Path) -> Checkpoint:
@@ -136,33 +136,33 @@ class Checkpoint:
             content = torch.load(path, "cpu", weights_only=True)
         except pickle.UnpicklingError as error:
             raise CheckpointError(
-                action, "it holds something other than tensors and plain values", _OTHER
+                action, "it holds something other than tensors and plain values", _RESUME_FIX
             ) from error
         except DAMAGE as error:
             raise _Damaged(f"it is damaged ({error})") from error
         # A tensor, as another file may have it there, cannot be compared with a number.
         if not isinstance(content, Mapping) or repr(content.get("format")) != repr(_FORMAT):
             raise CheckpointError(
-                action, f"it is not a checkpoint of format {_FORMAT} of this package", _OTHER
+                action, f"it is not a checkpoint of format {_FORMAT} of this package", _RESUME_FIX
             )
         # Checkpoints of earlier versions, which captured no steps by default, lack it.
         content = {"captured": "[]", **content}
         missing = [name for name in _FIELDS if name not in content]
         if missing:
-            raise CheckpointError(action, f"it lacks {missing}", _OTHER)
+            raise CheckpointError(action, f"it lacks {missing}", _RESUME_FIX)
         values = {name: content[name] for name in _FIELDS}
         try:
             for name in _JSON:
                 values[name] = safe_json.loads(values[name])
         except (TypeError, ValueError) as error:
             raise CheckpointError(
-                action, f"its field {name} is not JSON ({error})", _OTHER
+                action, f"its field {name} is not JSON ({error})", _RESUME_FIX
             ) from error
-        if (wrong := wrong_field(values)) is not None:
+        if (wrong := invalid_field(values)) is not None:
             name, problem = wrong
-            raise CheckpointError(action, f"its field {name} {problem}", _OTHER)
+            raise CheckpointError(action, f"its field {name} {problem}", _RESUME_FIX)
         try:
-            _take_files(path, [values[name] for name in _STATES])
+            _restore_files(path, [values[name] for name in _STATES])
         except OSError as error:
             raise CheckpointError(
                 action,
@@ -209,10 +209,10 @@ def saved_config(path: Path) -> dict[str, Any]:
             return saved
         except ConfigError as error:
             raise CheckpointError(
-                action, f"its field config does not do: {error.asked}: {error.found}", _OTHER
+                action, f"its field config does not do: {error.asked}: {error.found}", _RESUME_FIX
             ) from error
         except (pickle.UnpicklingError, *DAMAGE) as error:
-            damage = damage or CheckpointError(action, f"it is damaged ({error})", _OTHER)
+            damage = damage or CheckpointError(action, f"it is damaged ({error})", _RESUME_FIX)
     assert damage is not None  # a folder without a checkpoint raised before
     raise damage
 
@@ -231,8 +231,8 @@ def _require_same_run(before: Mapping[str, Any], config: Mapping[str, Any]) -> N
 
 
 _FIELDS = tuple(Checkpoint.__dataclass_fields__)
-_OTHER = "resume from another checkpoint, or start anew without trainer.resume"
-_FREE = re.compile(
+_RESUME_FIX = "resume from another checkpoint, or start anew without trainer.resume"
+_CHANGEABLE = re.compile(
     r"topology|store\.(?!feature_dtypes\.).*|fullgraph\..*|data\.root|sampler\.num_workers"
     r"|trainer\.(ranks|epochs|resume|max_restarts|hang_after|eval_every|checkpoint_every|keep_checkpoints"
     r"|count_accesses|profile|terminate_on_nan|shard_optimizer|cuda_graphs)"
@@ -266,8 +266,8 @@ class LastCheckpoint:
     def advice(self) -> str:
         """The last checkpoint and how to resume from it, as the end of a sentence."""
         if self.path is not None:
-            last = _from_here(self.path)
-            go_on = f"trainer.resume={_from_here(self._folder.parent)} goes on from there"
+            last = _relative_to_cwd(self.path)
+            go_on = f"trainer.resume={_relative_to_cwd(self._folder.parent)} goes on from there"
             return f"; the last checkpoint is {last}: dgl-mgpu train {go_on}"
         if self._resumed is None:
             return " before the first checkpoint was written"
@@ -279,7 +279,7 @@ class LastCheckpoint:
         return [(path, path.stat().st_ino) for path in checkpoints(self._folder)]
 
 
-def _from_here(path: Path) -> Path:
+def _relative_to_cwd(path: Path) -> Path:
     here = Path.cwd()
     return path.relative_to(here) if path.is_relative_to(here) else path
 
@@ -291,7 +291,7 @@ def run_folder(resumed: str | os.PathLike[str]) -> Path:
     return folder.parent if folder.name == "checkpoints" else folder
 
 
-def goes_on_in(folder: Path, resumed: str | None) -> bool:
+def resumes_in(folder: Path, resumed: str | None) -> bool:
     """Whether a run resumes in its own folder `folder`."""
     return resumed is not None and run_folder(resumed).resolve() == folder.resolve()
 
@@ -314,17 +314,17 @@ def _find(path: Path) -> list[Path]:
         return paths
     action = f"resume from {path}"
     if path.is_dir():
-        raise CheckpointError(action, "the folder holds no checkpoint", _OTHER)
+        raise CheckpointError(action, "the folder holds no checkpoint", _RESUME_FIX)
     raise CheckpointError(action, "there is no such file or folder", "check trainer.resume")
 
 
 def _identity(config: Mapping[str, Any]) -> dict[str, str]:
     """The options that identify a run, as JSON, as a checkpoint has them."""
     keys = flat(config).items()
-    return {key: json.dumps(value) for key, value in keys if not _FREE.fullmatch(key)}
+    return {key: json.dumps(value) for key, value in keys if not _CHANGEABLE.fullmatch(key)}
 
 
-def _without_files(state: dict[str, Any], files: dict[SpilledState, int]) -> dict[str, Any]:
+def _replace_files(state: dict[str, Any], files: dict[SpilledState, int]) -> dict[str, Any]:
     """The state with numbers in place of its files; ``files`` gets those that it has not yet."""
     state = copy.copy(state)
     for key, value in state.items():
@@ -333,8 +333,8 @@ def _without_files(state: dict[str, Any], files: dict[SpilledState, int]) -> dic
     return state
 
 
-def _take_files(path: Path, states: list[dict[str, Any]]) -> None:
-    """Undo `_without_files`."""
+def _restore_files(path: Path, states: list[dict[str, Any]]) -> None:
+    """Undo `_replace_files`."""
     files: dict[int, SpilledState] = {}
     with zipfile.ZipFile(path) as archive:
         for state in states:

@@ -53,10 +53,10 @@ class FolderGuard(Callback):
         """Lock the folder of one run."""
 
         def check(folder: Path) -> None:
-            from dgl_mgpu.train.checkpoint.checkpoint import goes_on_in, run_folder
+            from dgl_mgpu.train.checkpoint.checkpoint import resumes_in, run_folder
 
             resumed = OmegaConf.select(config, "trainer.resume") or None
-            if goes_on_in(folder, resumed):
+            if resumes_in(folder, resumed):
                 return
             require_no_run(folder, resumed)
             before = folder if resumed is None else run_folder(resumed)

@@ -20,12 +20,12 @@ from dgl_mgpu.report import EpochReport
 #: In the place of what of a state is in a file, the number of the archive's member that has it.
 MEMBER = "member"
 #: What torch, and readers of plain values, raise of states that are another model's.
-OF_OTHER_STATES = (
+STATE_ERRORS = (
     RuntimeError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError,
 )  # fmt: skip
 
 
-def wrong_field(values: Mapping[str, Any]) -> tuple[str, str] | None:
+def invalid_field(values: Mapping[str, Any]) -> tuple[str, str] | None:
     """The first field of a checkpoint that does not hold what it should, and what is wrong."""
     for name, check in _CHECKS.items():
         try:

@@ -47,7 +47,7 @@ class PreemptionHandler:
             raise KeyboardInterrupt
 
     @property
-    def _is_asked_to_stop(self) -> bool:
+    def _has_signal(self) -> bool:
         return self._signals.first is not None
 
     def after_step(self) -> bool:
@@ -56,22 +56,22 @@ class PreemptionHandler:
         The answer is that of the step before, so that no rank waits for others.
         """
         if self._ranks.size == 1:
-            return self._is_asked_to_stop
+            return self._has_signal
         pending, self._pending = self._pending, self._count()
-        return pending is not None and _answer(*pending)
+        return pending is not None and _any_rank(*pending)
 
     def after_epoch(self) -> bool:
         """Whether to stop after this epoch; a barrier of all ranks."""
         self._pending = None
-        return self._is_asked_to_stop if self._ranks.size == 1 else _answer(*self._count())
+        return self._has_signal if self._ranks.size == 1 else _any_rank(*self._count())
 
     def _count(self) -> tuple[torch.Tensor, dist.Work]:
         """Start to count the ranks that have received a signal."""
-        count = torch.tensor(int(self._is_asked_to_stop))
+        count = torch.tensor(int(self._has_signal))
         return count, dist.all_reduce(count, async_op=True)
 
 
-def _answer(count: torch.Tensor, pending: dist.Work) -> bool:
+def _any_rank(count: torch.Tensor, pending: dist.Work) -> bool:
     pending.wait()
     return bool(count)
 
@@ -155,10 +155,10 @@ def outlive_sigterm(rank: int, worker: int) -> None:
     # Here, too: what a process starts with is not what it was started within, if it was spawned.
     signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
     note_sharing()
-    threading.Thread(target=_end_when_told_by, args=(rank,), daemon=True).start()
+    threading.Thread(target=_exit_on_sigterm_of, args=(rank,), daemon=True).start()
 
 
-def _end_when_told_by(process: int) -> None:
+def _exit_on_sigterm_of(process: int) -> None:
     while os.getppid() == process:
         # Who waits for a signal learns who sent it.
         received = signal.sigtimedwait({signal.SIGTERM}, _LOOK_SECONDS)

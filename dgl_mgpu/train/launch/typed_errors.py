@@ -36,7 +36,7 @@ _SIGNAL_SECONDS = 5.0
 # DataLoader worker process 0».
 _LOST_WORKER = "DataLoader worker (pid", "Too many open files. Communication with the workers"
 # Errors that already name the cause.
-_EXPLAINED = WorkerFailedError, LimitError, SharedMemoryError
+_KNOWN_CAUSES = WorkerFailedError, LimitError, SharedMemoryError
 
 
 # -- limits of processes (ulimit) ------------------------------------------------------------------
@@ -164,7 +164,7 @@ def typed_worker_losses() -> Iterator[None]:
     except Exception as error:
         # Torch's handler of SIGCHLD raises wherever this process is: also while it waits for other
         # ranks or writes a checkpoint, whose errors then blame these.
-        lost = None if isinstance(error, _EXPLAINED) else _lost_worker(error)
+        lost = None if isinstance(error, _KNOWN_CAUSES) else _lost_worker(error)
         if lost is None:
             raise
         raise WorkerFailedError(

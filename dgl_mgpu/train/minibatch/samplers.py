@@ -75,7 +75,7 @@ class SeedBatches(IterableDataset):
 
     def __len__(self) -> int:
         """Batches of this rank in the epoch."""
-        return len(self._mine())
+        return len(self._own_batches())
 
     def rounds(self) -> list[int]:
         """Seeds of all ranks together in each round of the epoch, one batch a rank.
@@ -92,7 +92,7 @@ class SeedBatches(IterableDataset):
         """Batches of all ranks in an epoch."""
         return -(-len(self._seeds) // self.batch_size)
 
-    def _mine(self) -> range:
+    def _own_batches(self) -> range:
         """Numbers of this rank's batches."""
         return range(int(self._at[1]) + self._rank, self.num_batches, self.num_ranks)
 
@@ -101,7 +101,7 @@ class SeedBatches(IterableDataset):
         if self._shuffle:
             random = np.random.Generator(np.random.Philox(key=[self._seed, int(self._at[0])]))
             order = torch.from_numpy(random.permutation(len(self._seeds)))
-        mine = self._mine()
+        mine = self._own_batches()
         worker = get_worker_info()
         if worker is not None:
             mine = mine[worker.id :: worker.num_workers]

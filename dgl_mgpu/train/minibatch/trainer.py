@@ -201,7 +201,7 @@ class MiniBatchTrainer(Trainer):
     def _part(self) -> dict[str, Any]:
         return asdict(self._sums)
 
-    def _take_parts(self, parts: list[dict[str, Any]]) -> None:
+    def _load_parts(self, parts: list[dict[str, Any]]) -> None:
         self._sums = _Sums()
         for part in parts:
             self._sums.join(_Sums.read(part))
@@ -212,7 +212,7 @@ class MiniBatchTrainer(Trainer):
     def _captured_state(self) -> dict[str, Any]:
         return {} if self._captured is None else self._captured.state_dict()
 
-    def _take_captured(self, state: dict[str, Any]) -> None:
+    def _load_captured_state(self, state: dict[str, Any]) -> None:
         if self._captured is not None and state:
             self._captured.load_state_dict(state)
 
