@@ -30,7 +30,7 @@ HOTNESS = ("degree", "presample")
 _STAGING = "store.staging_memory"
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 #: Fewer bytes without a unit, in a text or counted by a program, are meant in another one.
-_LEAST_SAID, _LEAST_COUNTED = 2**20, 2**10
+_MIN_AS_TEXT, _MIN_AS_NUMBER = 2**20, 2**10
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)i?B?\s*", re.IGNORECASE)
 
 
@@ -48,7 +48,7 @@ def parse_bytes(text: str | int, action: str) -> int | None:
             f"{action}={text}", "it is not a size", "write it like 16GiB, 512MiB or auto"
         )
     nbytes = float(match[1]) * _UNITS[match[2].upper()]
-    least = _LEAST_SAID if isinstance(text, str) else _LEAST_COUNTED
+    least = _MIN_AS_TEXT if isinstance(text, str) else _MIN_AS_NUMBER
     if str(text).rstrip()[-1].isdigit() and 0 < nbytes < least:
         raise ConfigError(
             f"{action}={text}",

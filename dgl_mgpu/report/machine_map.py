@@ -210,8 +210,7 @@ class MachineMap:
         if location in ("host", "disk"):
             # Rows on GPUs that some GPUs cannot reach, which read them here.
             both = held[0] - sum(
-                bytes_by_location(self._plan, table).get(location, 0.0)
-                for table in self._plan.tables
+                bytes_by_location(self._plan, name).get(location, 0.0) for name in self._plan.tables
             )
             also = f", {human_bytes(both)} of it on GPUs, too" if both > 0.01 * held[0] else ""
             return f"{_LOCATION_LABELS[location]}: {size}{also}"

@@ -40,7 +40,7 @@ def hydra_arguments(arguments: list[str]) -> list[str]:
     flags, overrides = _split(check_overrides(arguments))
     if (saved := _resumed_configuration(overrides)) is not None:
         flags, overrides = _override_saved(saved, flags, overrides)
-    # Ranks of torchrun but the first have no folder and no log: the run's folder is the first's.
+    # Under torchrun only the first rank has a folder and a log.
     folder = ["hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=stdout"]
     if not under_torchrun() or os.environ["RANK"] == "0":
         guard = "dgl_mgpu.train.checkpoint.run_folder.FolderGuard"
@@ -94,7 +94,7 @@ def check_overrides(arguments: list[str]) -> list[str]:
     for override in overrides:
         key = override.key_or_group
         if f"{key}.".startswith(_OPEN) and not override.is_delete():
-            # However often, one or all, and whether a file has it or not: the last one wins.
+            # ++ sets keys whether they exist or not; the last one wins.
             renamed[override.input_line] = f"++{str(override.input_line).lstrip('+')}"
         elif key not in known and not key.startswith(("hydra.", "hydra/", *_OPEN)):
             raise ConfigError(f"set {key}", "there is no such key", nearest(key, known))
@@ -159,7 +159,7 @@ def _override_saved(
     words = [str(o.input_line) for o in chosen.values() if not o.is_sweep_override()]
     below = _keys(OmegaConf.to_container(_compose(words, _own_folder(flags), base=_RESUMED)))
     ConfigStore.instance().store(_RESUMED, {**base, **unchanged})
-    # Keys of one's own would be merged with those below, which the run has not had.
+    # Open keys would be merged with those of the files, which the run did not have.
     dropped = [
         f"~{key}"
         for key in sorted(below - _keys(saved))

@@ -160,7 +160,7 @@ class MetricAccumulator:
         self._sums = torch.zeros(2, dtype=torch.float64, device=device)
         self.steps = self.seeds = 0
         self._latest = 0.0, 0.0, 0
-        # Sums on their way to the host, of so many seeds; they are there after the event.
+        # The seeds of sums on their way to the host, and the event after which they are there.
         on_gpu = device.type == "cuda"
         self._on_host = torch.empty(2, dtype=torch.float64, pin_memory=True) if on_gpu else None
         self._pending: tuple[int, torch.cuda.Event] | None = None
@@ -221,16 +221,16 @@ def areas(scores: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, to
     is_known, is_positive = targets >= 0, targets == 1
     known, positives = is_known.sum(0), is_positive.sum(0)
     negatives = known - positives
-    # What is not known comes after all others, whose ranks it leaves as they are.
+    # Unknown labels sort last, so that the ranks of others do not change.
     scores = scores.float().masked_fill(~is_known, torch.inf).T.contiguous()
     ordered, order = scores.sort(1)
-    # Looked up in their order, neighbours look at the same places.
+    # Looked up in sorted order, for the cache.
     below = torch.searchsorted(ordered, ordered)
     not_above = torch.searchsorted(ordered, ordered, right=True).minimum(known[:, None])
     # Twice the mean rank of equal scores, counted from 1.
     ranks = ((below + not_above + 1) * is_positive.T.gather(1, order)).sum(1)
     wins = (ranks - positives * (positives + 1)).double() / 2
-    # NaNs come last in order, and are above and below nothing.
+    # NaNs sort last, and compare to nothing.
     wins = wins.masked_fill(ordered[:, -1:].isnan().any(1), torch.nan)
     pairs = positives.double() * negatives
     return wins / pairs, pairs > 0
@@ -273,7 +273,7 @@ def _gather_by_label(
             yield both
             continue
         width = both[0].shape[1]
-        # Ranks send as much as each other: what a rank has not is of no known label.
+        # Ranks send equally many rows: padding has unknown labels.
         padded = scores.new_zeros(rows, width), targets.new_full((rows, width), -1)
         gathered = []
         for own, room in zip(both, padded, strict=True):

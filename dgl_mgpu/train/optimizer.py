@@ -36,7 +36,7 @@ def full_state_dict(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """
     if not hasattr(optimizer, "consolidate_state_dict"):
         return optimizer.state_dict()
-    # That method of torch's unpickles what comes over the connections.
+    # Not by `consolidate_state_dict`, which unpickles what it receives.
     everyone, own = Communicator.of_all_machines(), optimizer.optim.state_dict()  # type: ignore[attr-defined]
     states = [_broadcast_state(source, own, everyone) for source in range(everyone.size)]
     if everyone.rank > 0:
@@ -78,13 +78,13 @@ def load_full_state(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> 
         for group, own in zip(saved["param_groups"], optimizer.param_groups, strict=True)
     ]
     _check_state(optimizer, groups, saved["state"])
-    # A shared one takes out of the state what is not this rank's.
+    # A sharded optimizer removes other ranks' parts of the state.
     optimizer.load_state_dict({"state": dict(saved["state"]), "param_groups": groups})
     own = getattr(optimizer, "optim", None)
     if own is not None:
-        optimizer.state.clear()  # a second reference to this rank's part, which nobody looks at
+        optimizer.state.clear()  # an unused second reference to this rank's part
         for parameter, state in own.state.items():
-            # torch takes steps to the CPU on the way, where a fused kernel cannot count them.
+            # torch moves steps to the CPU, where a fused kernel cannot count them.
             if own.param_groups[0].get("fused"):
                 state["step"] = state["step"].to(parameter.device)
 

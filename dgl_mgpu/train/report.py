@@ -30,7 +30,7 @@ class RunReport:
         self._folder = folder
         self._plan = trainer.plan
         self._console = Console()
-        # A run that resumes in its own folder, or is started again, writes its epochs anew.
+        # A run that resumes in its own folder, or is restarted, rewrites its epochs.
         with self._writing():
             goes_on = resumes_in(folder, config.trainer.resume) or restarts > 0
             self._log = MetricsLog(folder, resume_epoch=0 if goes_on else None)
@@ -51,7 +51,7 @@ class RunReport:
 
     def __exit__(self, kind: type[BaseException] | None, *exception: Any) -> None:
         self._shown.close()
-        # A full disk is no second reason, where there is one.
+        # An error of the run is not hidden by one of a full disk.
         with self._writing() if kind is None else contextlib.suppress(OSError):
             self._log.close()
 
@@ -81,7 +81,7 @@ class RunReport:
         """Show and write the results of the whole run."""
         from dgl_mgpu.report.plots import plot_curves  # matplotlib takes a second to import
 
-        self._shown.close()  # the bars, so that they do not stand below the table
+        self._shown.close()  # the bars, which would stay below the table
         best = best_epoch(reports)
         summary = {
             "test_accuracy": test_accuracy,
@@ -93,7 +93,7 @@ class RunReport:
             plot_curves(reports, self._folder / "curves.png", self._title)
         self._write_page(summary)
         with self._writing():
-            self._log.summary(summary)  # last: it says that the run is complete
+            self._log.summary(summary)  # last: it marks the run as complete
         self._console.print(summary_table(reports, self._title, test_accuracy))
         self._console.print(
             f"report.html, metrics and checkpoint: {self._folder}", highlight=False, soft_wrap=True

@@ -38,9 +38,9 @@ from dgl_mgpu.utils.torchrun import under_torchrun
 
 log = logging.getLogger(__name__)
 
-# Ranks that are started wherever they are asked for, and for each core beyond.
+# Ranks that are allowed on any machine, and for each core.
 _RANKS_ANYWHERE, _RANKS_PER_CORE = 16, 4
-# What may differ between the machines of a run.
+# Options that may differ between the machines of a run.
 _OF_A_MACHINE = {
     "data.root", "sampler.num_workers", "store.disk_path", "topology", "trainer.resume",
 }  # fmt: skip
@@ -64,7 +64,7 @@ def check_start(config: Config) -> None:
     if config.mode == "minibatch":
         config.store_options()  # which checks them
     if under_torchrun():
-        return  # which has made the ranks, and the checkpoint may be on the first one's machine
+        return  # ranks exist, and the checkpoint may be on the first rank's machine only
     if config.topology == "auto":
         require_room(config.trainer.ranks)
     if config.trainer.resume is not None:
@@ -151,9 +151,9 @@ def _train(
     everyone = Communicator.of_all_machines()
     _require_one_configuration(everyone, config)
     first = everyone.rank == 0
-    # Under torchrun each rank was given a folder of its own: the first one's is the run's.
+    # Under torchrun each rank has a folder of its own: the first rank's is the run's.
     folder = everyone.broadcast_from_rank0("choose the run's folder", lambda: folder)
-    # The folder it is in may be on the first one's machine alone.
+    # Its folder may be on the first rank's machine alone.
     checkpoint = everyone.broadcast_from_rank0("read the checkpoint", partial(_checkpoint, config))
     with stage("build"):
         trainer = make_trainer(config)
@@ -171,7 +171,7 @@ def _train(
         def save() -> None:
             with stage("checkpoint"):
                 saved = config
-                if under_torchrun():  # how many ranks it made is no matter of the configuration's
+                if under_torchrun():  # its number of ranks is not configured
                     trainer_options = replace(config.trainer, ranks=TrainerConfig.ranks)
                     saved = replace(config, trainer=trainer_options)
                 state = trainer.checkpoint(asdict(saved))
@@ -185,7 +185,7 @@ def _train(
                 everyone.broadcast_from_rank0("write a checkpoint", write)
 
         if trainer.epoch == config.trainer.epochs:
-            save()  # nothing is left to train, and the folder may be another one
+            save()  # nothing is left to train, but the folder may be a new one
         for epoch in range(trainer.epoch + 1, config.trainer.epochs + 1):
             last = epoch == config.trainer.epochs
             watch = LossWatch(epoch, config.trainer.terminate_on_nan)
@@ -240,7 +240,7 @@ def _checkpoint(config: Config) -> Checkpoint | None:
     checkpoint = Checkpoint.load(Path(config.trainer.resume))
     checkpoint.require_same_run(asdict(config))
     epochs = config.trainer.epochs
-    # A run that failed after its last epoch was yet to be tested and to be reported of.
+    # A run that failed after its last epoch still needs its test and its report.
     ended = checkpoint.epoch == epochs == checkpoint.config["trainer"]["epochs"]
     if checkpoint.epoch >= epochs and not (ended and not _is_complete(config.trainer.resume)):
         raise ConfigError(

@@ -71,7 +71,7 @@ def seeded_model(
     """
     trainer = config.trainer
     torch.manual_seed(trainer.seed)
-    # PinSAGE's and a full graph's layers are counted by fanouts as well.
+    # Fanouts also give the number of layers of PinSAGE and on a full graph.
     model = build_model(config.model, num_features, num_classes, len(config.sampler.fanouts))
     model = model.to(device)
     torch.manual_seed(trainer.seed * 1_000_003 + Communicator.of_all_machines().rank)

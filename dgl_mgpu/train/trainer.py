@@ -28,7 +28,7 @@ class Progress(NamedTuple):
     #: Means so far; on a GPU as they were some steps ago, and at first NaN.
     loss: float
     accuracy: float
-    seeds: int  # so far, of this rank
+    seeds: int  # so far
 
 
 class Trainer(ABC):
@@ -168,7 +168,7 @@ class Trainer(ABC):
 
     def _batches_done(self, checkpoint: Checkpoint) -> int:
         """Batches of the epoch begun that a checkpoint has, checked against what there are."""
-        # The last round of its ranks may have had fewer batches than ranks.
+        # The last round may have had fewer batches than ranks.
         most = self._batches_per_epoch + len(checkpoint.parts) - 1
         if checkpoint.batches and (checkpoint.batches > most or not self._batches_per_epoch):
             raise ValueError(
@@ -210,7 +210,7 @@ class Trainer(ABC):
 
     def _set_random_state(self, state: torch.Tensor) -> None:
         own = len(state) - len(torch.get_rng_state())
-        # Copies: torch takes a state from the beginning of its memory, wherever the tensor's is.
+        # Copies, since torch reads a state from the beginning of a tensor's storage.
         if self._device.type == "cuda":
             torch.cuda.set_rng_state(state[:own].clone(), self._device)
         torch.set_rng_state(state[own:].clone())

@@ -132,11 +132,10 @@ class SlotPool:
             try:
                 yield batch
                 assert slot is not None
-                # After what the script has done with the results, too.
+                # Also after the script's use of the results.
                 slot.last_use = record_event(self._device)
             finally:
-                # Also if the script left the loop, at whatever time that is noticed: the step has
-                # recorded the slot's last use.
+                # Also if the script left the loop: the step has recorded the slot's last use.
                 if slot is not None:
                     slot.current_batch = _nothing
                 # So that the slot's memory is free before others are captured.

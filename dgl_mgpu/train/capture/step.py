@@ -162,13 +162,12 @@ class CapturedStep:
         learned = {n: p for n, p in self._pass.named_parameters() if p.requires_grad}
         self._names, self._parameters = list(learned), list(learned.values())
         self._slots: list[GraphSlot] = []
-        #: To be made, and as many as there is memory for.
+        #: The number of slots to capture, and the most that fit memory.
         self._num_slots, self._max_slots = 1, NUM_SLOTS
         self._policy = CapturePolicy()
         self._weight: torch.Tensor | None = None
         self._weight_now = 1.0
-        #: Rows for the last mini-batch's seeds and their labels; of a captured one until the next
-        #: is asked for.
+        #: Of the last mini-batch's seeds; of a captured one valid until the next mini-batch.
         self.outputs = self.labels = torch.empty(0)
 
     def batches(self, loader: Any) -> Iterator[Blocks | SlotBatch]:
@@ -438,7 +437,7 @@ class CapturedStep:
         weight = self._weight
 
         def run() -> Results:
-            # Share the parameters' memory but no autograd history, which autograd would wait for.
+            # Share the parameters' memory, without their autograd history.
             leaves = [p.detach().requires_grad_() for p in self._parameters]
             loss, outputs, labels = functional_call(
                 self._pass, dict(zip(self._names, leaves, strict=True)), (buffers.blocks(), seeds)

@@ -56,10 +56,10 @@ class Checkpoint:
     random: list[torch.Tensor]
     reports: list[dict]  # The report of each epoch so far
     config: dict  # The run's configuration
-    plan: dict  # Where the store kept what; empty where there was none
+    plan: dict  # The store's placement; empty without a store
     batches: int = 0  # Batches of the next epoch that all ranks together have done already
-    parts: list[dict] = field(default_factory=list)  # What each rank has to report of them
-    # What decides which of each rank's steps are CUDA graphs, empty for one without any
+    parts: list[dict] = field(default_factory=list)  # Sums of each rank over these batches
+    # The state of each rank's CUDA graph capture; empty without any
     captured: list[dict] = field(default_factory=list)
 
     def save(self, folder: Path, keep: int = 1, best: int | None = None) -> Path:
@@ -84,11 +84,11 @@ class Checkpoint:
                 if files:
                     _append(file, files)
             _sync_folder(folder)
-            # A killed run leaves the part that it was writing.
+            # Killed runs leave partial files.
             for other in [*self._outdated(folder, keep, best), *folder.glob("epoch-*.partial")]:
                 other.unlink(missing_ok=True)
         except (OSError, RuntimeError) as error:
-            # torch raises an error of its own where the file did not take what it wrote.
+            # torch replaces the OSError of a failed write by an error of its own.
             cause = error.__context__ if isinstance(error.__context__, OSError) else error
             raise CheckpointError(
                 f"write checkpoint {path}", str(cause), "free space there, or choose another folder"
@@ -140,12 +140,12 @@ class Checkpoint:
             ) from error
         except DAMAGE as error:
             raise _Damaged(f"it is damaged ({error})") from error
-        # A tensor, as another file may have it there, cannot be compared with a number.
+        # Compared as text, since another file may have a tensor there.
         if not isinstance(content, Mapping) or repr(content.get("format")) != repr(_FORMAT):
             raise CheckpointError(
                 action, f"it is not a checkpoint of format {_FORMAT} of this package", _RESUME_FIX
             )
-        # Checkpoints of earlier versions, which captured no steps by default, lack it.
+        # Checkpoints of earlier versions lack it.
         content = {"captured": "[]", **content}
         missing = [name for name in _FIELDS if name not in content]
         if missing:
@@ -201,7 +201,7 @@ def saved_config(path: Path) -> dict[str, Any]:
             with zipfile.ZipFile(file) as archive:
                 for name in archive.namelist():
                     if name.endswith("/data.pkl"):
-                        archive.read(name)  # torch checks no sums
+                        archive.read(name)  # checks its CRC, which torch does not
             # Tensors stay in the file.
             content = torch.load(file, "cpu", weights_only=True, mmap=True)
             saved = safe_json.loads(content["config"])
@@ -275,7 +275,7 @@ class LastCheckpoint:
         return f" before a checkpoint was written: {again}"
 
     def _written(self) -> list[tuple[Path, int]]:
-        # One that is written anew is another file.
+        # By inode, since a rewritten checkpoint is another file.
         return [(path, path.stat().st_ino) for path in checkpoints(self._folder)]
 
 

@@ -17,9 +17,9 @@ from dgl_mgpu.errors import ConfigError, DataFormatError, InvalidInputError
 from dgl_mgpu.placement import Plan
 from dgl_mgpu.report import EpochReport
 
-#: In the place of what of a state is in a file, the number of the archive's member that has it.
+#: The key of the number of an archive's member, in place of a part of a state in a file.
 MEMBER = "member"
-#: What torch, and readers of plain values, raise of states that are another model's.
+#: Errors of torch, and of readers of plain values, for states of another model.
 STATE_ERRORS = (
     RuntimeError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError,
 )  # fmt: skip

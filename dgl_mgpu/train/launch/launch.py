@@ -67,9 +67,9 @@ _TURN_SECONDS = 5.0
 _OTHER_MACHINES_SECONDS = 10.0
 # torchrun reports the rank that ended first, by the second.
 _EARLIEST_SECONDS = 1.5
-# Characters of an error that are passed on.
+# Most characters of an error that are passed on.
 _MAX_TEXT = 20_000
-# How many bytes a rank's outcome has, which come next.
+# The length of a rank's outcome, which follows.
 _LENGTH = struct.Struct("!Q")
 
 
@@ -177,7 +177,7 @@ class _Rank:
 def _run_processes(
     work: Callable[..., None], num_ranks: int, args: tuple, hang_after: float | None
 ) -> None:
-    free_shared_bytes()  # what ranks and this process share has to lie somewhere
+    free_shared_bytes()  # raises without shared memory
     log.info("starting %d ranks", num_ranks)
     context = mp.get_context("spawn")
     heartbeats = Heartbeats(num_ranks)
@@ -189,7 +189,7 @@ def _run_processes(
     ):
         job = _Job(signals)
         ending.callback(job.end)
-        # It has no name, so that nothing is left of it whatever ends this process.
+        # Without a name, so that nothing is left of it however this process ends.
         meeting_point = f"file:///proc/{os.getpid()}/fd/{file.fileno()}"
         # Over a pipe, so that nobody else can read the secret.
         common = num_ranks, meeting_point, os.getpid(), secrets.token_bytes(32)

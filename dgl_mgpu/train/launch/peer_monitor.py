@@ -37,11 +37,11 @@ _IDLE_SECONDS, _BETWEEN_SECONDS, _PROBES = 5, 2, 5
 _OWN_REPORT_SECONDS = 5.0
 # Messages are lines: TCP may deliver two of them at once, or one in two parts.
 _GOODBYE = b".\n"
-# Far more than an error and its advice take.
+# Far more than an error needs.
 _MAX_LINE_BYTES = 1 << 20
 _QUOTED_BYTES = 80
 _CONNECT_SECONDS = 30.0
-# A rank answers at once; others that try the port are not kept for long, nor are many of them.
+# A rank answers at once; other connections are kept for a short time, and few of them.
 _HELLO_SECONDS = 5.0
 _MOST_UNAUTHENTICATED = 64
 _LOOK_SECONDS = 0.1
@@ -69,7 +69,7 @@ class PeerMonitor:
             "watch the other ranks",
             lambda: (listener.getsockname()[1], secrets.token_bytes(32)),  # type: ignore[union-attr]
         )
-        # The token has crossed the network; what only ranks have, if they have it, has not.
+        # The token has crossed the network; the job's secret, if there is one, has not.
         key = hmac.digest(job_secret(), token, "sha256")
         self._peers = ranks.run_all(
             "connect to the first rank",
@@ -128,7 +128,7 @@ class PeerMonitor:
             self._on_loss(failure)
             return
         if not self._is_closed:
-            # Who exchanges tensors with it over TCP raises of it now; over NCCL, waits for ever.
+            # Ranks that exchange tensors with it over TCP raise by themselves; over NCCL they wait.
             time.sleep(_OWN_REPORT_SECONDS)
         if not self._is_closed:
             self._report_loss(rank, "has ended before its work was done")

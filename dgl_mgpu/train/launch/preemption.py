@@ -126,7 +126,7 @@ class DeferredSignals:
             raise Stopped(self._signals.first)
 
     def _give_sign(self) -> None:
-        with contextlib.suppress(BlockingIOError):  # it is full of signs already
+        with contextlib.suppress(BlockingIOError):  # the pipe is full
             os.write(self._writer, b".")
 
 
@@ -152,7 +152,7 @@ def outlive_sigterm(rank: int, worker: int) -> None:
     they have begun.  ``rank`` is the rank's process, and ``worker`` the worker's number, with which
     a DataLoader calls its ``worker_init_fn``.
     """
-    # Here, too: what a process starts with is not what it was started within, if it was spawned.
+    # Again, since a spawned process does not inherit the mask.
     signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
     note_sharing()
     threading.Thread(target=_exit_on_sigterm_of, args=(rank,), daemon=True).start()
@@ -160,7 +160,7 @@ def outlive_sigterm(rank: int, worker: int) -> None:
 
 def _exit_on_sigterm_of(process: int) -> None:
     while os.getppid() == process:
-        # Who waits for a signal learns who sent it.
+        # Waiting tells the sender.
         received = signal.sigtimedwait({signal.SIGTERM}, _LOOK_SECONDS)
         if received is not None and received.si_pid == process:
             break

@@ -39,7 +39,7 @@ class LinkTask(Task):
     next_edge: torch.Tensor  # shape (num_edges,)
     longest_ring: int  # Edges between the same nodes (:class:`dgl_mgpu.data.links.Rings`)
     negatives: int  # Pairs that are compared with each edge
-    seed: int  # Which ones, of edges that are held out
+    seed: int  # of the pairs of held-out edges
 
     @classmethod
     def from_links(cls, config: Config, links: HeldOut) -> LinkTask:
@@ -85,7 +85,7 @@ class LinkTask(Task):
         known, rows = ends[0] * graph.num_nodes() + ends[1], sources.long()[:, None]
 
         def draw(attempt: int) -> torch.Tensor:
-            # No mini-batch's: numbers that a pass draws are of its epoch, and alike for all ranks.
+            # A key of no mini-batch: the same for all ranks and epochs.
             key = SampleKey(self.seed, batch=SPLITS.index(split), hop=attempt)
             return graph.negative_destinations(sources, self.negatives, key=key)
 
@@ -142,7 +142,7 @@ class LinkPrediction(Objective):
     def outputs(self, model: nn.Module, batch: Sequence[Any]) -> torch.Tensor:
         """Scores, of each edge and then of its other pairs, float32, shape (edges, 1 + others)."""
         _, edges, negatives, blocks = batch
-        # Products of 16-bit numbers are often equal.
+        # In float32, since products of 16-bit numbers are often equal.
         rows = model_rows(model, blocks).float()
         scores = [
             _products(pairs, rows).view(edges.num_edges(), -1) for pairs in (edges, negatives)

@@ -28,7 +28,7 @@ class Planned(NamedTuple):
     """A plan, and what it goes by."""
 
     plan: Plan
-    origin: str  # Where sizes are from, and whether hotness is counted or modelled, in a sentence
+    origin: str  # of sizes, and whether hotness is counted or modelled, in a sentence
 
 
 def plan_for(config: Config) -> Planned:
@@ -52,7 +52,6 @@ def plan_for(config: Config) -> Planned:
     options = config.store_options()
     topology = _topology(config)
     on_gpus = options.device != "cpu" and topology.name != "cpu"
-    # A machine known by name, or this one.
     memory = topology.host_memory
     shared = None if on_gpus else SharedMemory(memory, memory)
     if not on_gpus and config.topology == "auto":

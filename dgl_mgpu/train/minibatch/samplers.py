@@ -56,7 +56,7 @@ class SeedBatches(IterableDataset):
         self._rank = rank
         self.ntype = ntype
         self.num_ranks = num_ranks
-        # The epoch and its first batch; in shared memory: workers that live on see the next too.
+        # The epoch and its first batch; in shared memory, for persistent workers.
         self._at = torch.zeros(2, dtype=torch.int64).share_memory_()
 
     def in_order(self, seeds: torch.Tensor) -> SeedBatches:

@@ -24,9 +24,9 @@ from dgl_mgpu.train.objectives import MultiLabel, NodeClassification, Objective,
 from dgl_mgpu.utils.stages import stage
 from dgl_mgpu.utils.types import NTYPE
 
-#: What the store calls the rows that nodes without features learn.
+#: The store's name of the rows that nodes without features learn.
 LEARNED = "learned"
-#: The stage, within a model's, in which it reads learned rows; features were gathered before.
+#: The stage, within the model's, in which learned rows are read.
 LOOKUP = "look up"
 
 

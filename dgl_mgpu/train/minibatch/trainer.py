@@ -205,7 +205,7 @@ class MiniBatchTrainer(Trainer):
         self._sums = _Sums()
         for part in parts:
             self._sums.join(_Sums.read(part))
-        # These ranks worked at the same time.
+        # Ranks work at the same time: their steps and seconds do not add up.
         self._sums.steps = max((part["steps"] for part in parts), default=0)
         self._sums.seconds = {name: s / len(parts) for name, s in self._sums.seconds.items()}
 
@@ -231,7 +231,7 @@ class MiniBatchTrainer(Trainer):
         with stage("evaluate"):
             valid = self.evaluate(self._valid) if validate else None
         end = time.perf_counter()
-        self.store.graph.traffic.take()  # evaluation's is no part of the epoch's
+        self.store.graph.traffic.take()  # that of the evaluation is not counted
         sums.add_seconds(total=end - evaluate, evaluate=end - evaluate)
         return EpochReport(
             epoch=number,
@@ -332,7 +332,7 @@ class MiniBatchTrainer(Trainer):
                 with stage("backward"):
                     loss.backward()
                     average_gradients(self._parameters)
-                    # Of batch normalisation: running statistics of each rank's own mini-batches.
+                    # Running statistics of batch normalisation differ between ranks.
                     broadcast_from_first(self.model.buffers())
             else:
                 with stage("compute"):
