@@ -167,25 +167,9 @@ def _train(
         else contextlib.nullcontext() as report,
         Profile(config.trainer.profile if first else 0, folder) as profile,
     ):
-
-        def save() -> None:
-            with stage("checkpoint"):
-                saved = config
-                if under_torchrun():  # its number of ranks is not configured
-                    trainer_options = replace(config.trainer, ranks=TrainerConfig.ranks)
-                    saved = replace(config, trainer=trainer_options)
-                state = trainer.checkpoint(asdict(saved))
-                best = best_epoch(trainer.reports)
-                write = partial(
-                    state.save,
-                    folder / "checkpoints",
-                    config.trainer.keep_checkpoints,
-                    None if best is None else best.epoch,
-                )
-                everyone.broadcast_from_rank0("write a checkpoint", write)
-
         if trainer.epoch == config.trainer.epochs:
-            save()  # nothing is left to train, but the folder may be a new one
+            # Nothing is left to train, but the folder may be a new one.
+            _save(trainer, config, folder)
         for epoch in range(trainer.epoch + 1, config.trainer.epochs + 1):
             last = epoch == config.trainer.epochs
             watch = LossWatch(epoch, config.trainer.terminate_on_nan)
@@ -203,7 +187,7 @@ def _train(
             if stops or last:
                 profile.close()
             if stops or last or epoch % config.trainer.checkpoint_every == 0:
-                save()
+                _save(trainer, config, folder)
             with stage("report"):
                 if report and is_whole:
                     report.epoch(trainer.reports[-1])
@@ -217,6 +201,21 @@ def _train(
             trainer.finish(folder)
             if report:
                 report.finish(trainer.reports, test_accuracy)
+
+
+def _save(trainer: Trainer, config: Config, folder: Path) -> None:
+    """Write a checkpoint on the first rank; collective."""
+    with stage("checkpoint"):
+        if under_torchrun():  # its number of ranks is not configured
+            config = replace(config, trainer=replace(config.trainer, ranks=TrainerConfig.ranks))
+        checkpoint, best = trainer.checkpoint(asdict(config)), best_epoch(trainer.reports)
+        write = partial(
+            checkpoint.save,
+            folder / "checkpoints",
+            config.trainer.keep_checkpoints,
+            None if best is None else best.epoch,
+        )
+        Communicator.of_all_machines().broadcast_from_rank0("write a checkpoint", write)
 
 
 def _require_one_configuration(ranks: Communicator, config: Config) -> None:

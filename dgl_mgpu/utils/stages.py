@@ -1,4 +1,4 @@
-"""The stages of a step, named for whoever watches: Nsight Systems, torch's profiler, a report."""
+"""Stages of a step, for Nsight Systems, torch's profiler, reports and a job's watch for hangs."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from typing import Any
 
 import torch
 
-#: What the names of stages begin with in a trace, where other ranges are as well.
+#: Prefix of the names of stages in a trace, which has other ranges as well.
 PREFIX = "stage "
 _NOTE = "in stage "
-#: Has a process write the stacks of its threads, also while it waits in C.
+#: Makes a process write the stacks of its threads, also while it waits in C.
 STACK_SIGNAL = signal.SIGRTMIN + 7
 #: Around a step of a whole graph on CPUs, which has no bound.
 WHOLE_GRAPH = "whole graph"
@@ -47,14 +47,14 @@ class stage:  # as a function in a ``with``
     def __enter__(self) -> None:
         # A range of the profiler takes microseconds, also while there is no profiler.
         is_profiled = torch.autograd.profiler._is_profiler_enabled
-        self._listeners = self._heard(is_profiled) if is_profiled or _listening else None
+        self._listeners = self._enter_listeners(is_profiled) if is_profiled or _listening else None
         # Not `is_available`, which takes its time and keeps processes from being forked.
         self._is_ranged = torch.cuda.is_initialized()
         if self._is_ranged:
             torch.cuda.nvtx.range_push(PREFIX + self._name)
 
-    def _heard(self, is_profiled: bool) -> contextlib.ExitStack:
-        """What ends the stage for those who listen."""
+    def _enter_listeners(self, is_profiled: bool) -> contextlib.ExitStack:
+        """Begin the stage for all listeners; leaving the result ends it."""
         with contextlib.ExitStack() as listeners:
             if is_profiled:
                 listeners.enter_context(torch.profiler.record_function(PREFIX + self._name))
@@ -124,13 +124,13 @@ class StageTimes:
 
 
 class Heartbeat(ctypes.Structure):
-    """One rank's, in memory that others read."""
+    """A rank's stage and progress, in memory that other processes read."""
 
     _fields_ = (
         ("process", ctypes.c_int64),  # 0 before the rank has one
         # Descriptor of the file to which it writes its stacks at STACK_SIGNAL; 0 before and after.
         ("stacks", ctypes.c_int64),
-        # Its thread that looks at heartbeats, whose own work is no advance; 0 without one.
+        # Its thread that watches heartbeats, whose own work does not count; 0 without one.
         ("watcher", ctypes.c_int64),
         ("beats", ctypes.c_uint64),  # how often it has entered or left a stage
         # How often it has entered a stage of an epoch that is in no other; ranks enter the same.
@@ -141,20 +141,20 @@ class Heartbeat(ctypes.Structure):
     )
 
     def last_stage(self) -> str:
-        """As `stage_of` tells it, also of a process that has ended."""
+        """The stage in the form of `stage_of`, also of a process that has ended."""
         stage = self.stage.decode(errors="replace")
         return f" {_NOTE}{stage}" if stage else ""
 
     def stacks_file(self) -> Path:
-        """Where other processes of this user find its stacks."""
+        """The path of its stacks for other processes of this user."""
         return Path(f"/proc/{self.process}/fd/{self.stacks}")
 
 
 class StageTracker(StageTimes):
     """Follows the stages that this process is in, within ``with``.
 
-    An exception that leaves a stage has a note of it (`stage_of`).  The heartbeat shows them to
-    others as well.
+    An exception that leaves a stage gets a note of it (`stage_of`); the heartbeat has the stage for
+    other processes.
     """
 
     def __init__(self, heartbeat: Heartbeat | None = None) -> None:
@@ -197,18 +197,18 @@ class StageTracker(StageTimes):
 
     def _show(self, stage: str, is_step: bool = False) -> None:
         self._stage.name = stage
-        shown = self._heartbeat
+        heartbeat = self._heartbeat
         if threading.get_ident() == self._thread:
             is_long = not _LONG_STAGES.isdisjoint(stage.split(" of "))
             self._has_stepped |= is_step and not is_long
-            shown.stage = stage.encode()[:_STAGE_BYTES]
-            shown.steps += is_step and not is_long
-            shown.in_step = self._has_stepped and not is_long
-        shown.beats += 1
+            heartbeat.stage = stage.encode()[:_STAGE_BYTES]
+            heartbeat.steps += is_step and not is_long
+            heartbeat.in_step = self._has_stepped and not is_long
+        heartbeat.beats += 1
 
 
 def stage_of(error: BaseException) -> str:
-    """``" in stage gather of evaluate"``, say, for the end of a sentence; "" if in none."""
+    """The stage of an error, as the end of a sentence: ``" in stage gather of evaluate"``, or ""."""
     notes = (note for note in getattr(error, "__notes__", ()) if note.startswith(_NOTE))
     return next((f" {note}" for note in notes), "")
 

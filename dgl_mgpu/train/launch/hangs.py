@@ -191,28 +191,30 @@ class _Watched:
 
     def advanced(self, seconds: float) -> bool:
         """Whether the rank has advanced since the last call, so many seconds ago."""
-        shown = self.heartbeat
-        beats, self._beats = self._beats, shown.beats
-        if shown.in_step:
-            return beats != shown.beats
-        before, self._work = self._work, _work_of(shown)
+        heartbeat = self.heartbeat
+        beats, self._beats = self._beats, heartbeat.beats
+        if heartbeat.in_step:
+            return beats != heartbeat.beats
+        before, self._work = self._work, _work_of(heartbeat)
         used = self._work[0] - before[0]
-        return beats != shown.beats or self._work[1] != before[1] or used > _IDLE_SHARE * seconds
+        return (
+            beats != heartbeat.beats or self._work[1] != before[1] or used > _IDLE_SHARE * seconds
+        )
 
     def state(self) -> _State:
-        shown = self.heartbeat
-        state = _State(self.rank, shown.last_stage(), shown.steps)
-        workers = children_of(shown.process)
-        state.is_stopped = state_of(shown.process) in ("T", "t")
+        heartbeat = self.heartbeat
+        state = _State(self.rank, heartbeat.last_stage(), heartbeat.steps)
+        workers = children_of(heartbeat.process)
+        state.is_stopped = state_of(heartbeat.process) in ("T", "t")
         if state.is_stopped:
             state.reason = f"it {_STOPPED}"
-        state.stacks = stacks_of(shown.process, shown)
+        state.stacks = stacks_of(heartbeat.process, heartbeat)
         frames = _main_frames(state.stacks)
         state.quoted = _quote(frames)
-        if not shown.stacks:
+        if not heartbeat.stacks:
             state.reason = "it has not begun"
         elif not state.stacks:
-            state.reason += f" and does not answer (its state is {state_of(shown.process)})"
+            state.reason += f" and does not answer (its state is {state_of(heartbeat.process)})"
         elif not state.is_stopped:
             state.is_waiting = _is_in(frames, _WAITING, _THROUGH)
             if not state.is_waiting and any(_LOADING in file for file, _, _ in frames):
