@@ -208,7 +208,7 @@ class StageTracker(StageTimes):
 
 
 def stage_of(error: BaseException) -> str:
-    """The stage of an error, as the end of a sentence: ``" in stage gather of evaluate"``, or ""."""
+    """The stage of an error, as the end of a sentence: ``" in stage gather of load"``, or ""."""
     notes = (note for note in getattr(error, "__notes__", ()) if note.startswith(_NOTE))
     return next((f" {note}" for note in notes), "")
 
