@@ -28,7 +28,7 @@ class Progress(NamedTuple):
     #: Means so far; on a GPU as they were some steps ago, and at first NaN.
     loss: float
     accuracy: float
-    seeds: int  # so far
+    seeds: int  # so far, of all ranks
 
 
 class Trainer(ABC):

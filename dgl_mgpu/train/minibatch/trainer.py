@@ -319,6 +319,7 @@ class MiniBatchTrainer(Trainer):
 
     def _train_rounds(self, sums: _Sums, accumulator: MetricAccumulator) -> Iterator[Progress]:
         captured = self._captured
+        num_seeds = self._batches * self._train.batches.batch_size
         begin = iter if captured is None else captured.batches
         with _starting_workers():
             batches = begin(self._loader)
@@ -342,8 +343,8 @@ class MiniBatchTrainer(Trainer):
                 if self._embeddings is not None:
                     self._embeddings.step()
             self._batches += self._train.batches.num_ranks
-            steps, seeds = sums.steps + accumulator.steps, sums.seeds + accumulator.seeds
-            yield Progress(steps, *accumulator.latest(), seeds)
+            num_seeds += round_size
+            yield Progress(sums.steps + accumulator.steps, *accumulator.latest(), num_seeds)
             if self._is_stopping:
                 return
 

@@ -211,7 +211,9 @@ def test_random_scores_are_right_half_the_time_and_ties_count_half():
 def epoch_of(config: Config, folder: Path | None = None) -> tuple[EpochReport, float]:
     """An epoch's report and the test after it; the first rank keeps them."""
     trainer = make_trainer(config)
-    report = train_epoch(trainer, last=True)
+    *_, progress = trainer.run_epoch(last=True)
+    (report,) = trainer.reports
+    assert progress.seeds == report.seeds  # of all ranks
     test = trainer.test()
     trainer.store.close()
     if folder is not None and trainer._ranks.rank == 0:
