@@ -315,7 +315,7 @@ def parse_predict(arguments: list[str]) -> tuple[str, Path, str, int, float | No
     """Of which run predictions are asked for, where to write them, where to compute them, on how
     many ranks, and after how many seconds without an advance to end.
     """
-    from dgl_mgpu.config.sections import TrainerConfig
+    from dgl_mgpu.config.schema import TrainerConfig
 
     # A run's folder may have a «=» in its name, as lr=0.1.
     folders = [word for word in arguments if "=" not in word or Path(word).exists()]

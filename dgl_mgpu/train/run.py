@@ -15,8 +15,7 @@ from pathlib import Path
 import torch
 
 from dgl_mgpu.comm.communicator import Communicator
-from dgl_mgpu.config.schema import Config, flat
-from dgl_mgpu.config.sections import TrainerConfig
+from dgl_mgpu.config.schema import Config, TrainerConfig, flat
 from dgl_mgpu.data import check_options
 from dgl_mgpu.errors import ConfigError, NonFiniteLossError, RankFailedError, WorkerFailedError
 from dgl_mgpu.report import best_epoch
