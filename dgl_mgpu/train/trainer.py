@@ -109,7 +109,7 @@ class Trainer(ABC):
             self.best_model = copy.deepcopy(self.model.state_dict())
 
     def stop(self) -> None:
-        """End the epoch after this step, if it has further ones; all ranks call it at the same."""
+        """Stop after this step, the same on all ranks; an epoch of a single step is completed."""
         self._is_stopping = True
 
     def test(self) -> float:
