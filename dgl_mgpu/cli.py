@@ -17,6 +17,7 @@ from typing import Any
 
 from dgl_mgpu.errors import ConfigError, DGLMGPUError, LimitError, OutputError, nearest
 from dgl_mgpu.train.compose import check_overrides, compose, hydra_arguments, typed_hydra_errors
+from dgl_mgpu.utils.atomic_write import typed_output
 from dgl_mgpu.utils.interrupts import STATUS, Interrupts, Stopped
 from dgl_mgpu.utils.resources import resource_folder
 from dgl_mgpu.utils.standard_output import drop, is_of_stdout, lasting_stdout, open_standard_files
@@ -42,6 +43,8 @@ dgl-mgpu COMMAND --help: all that a command takes. dgl-mgpu --version: this pack
 Keys and their values: the files in configs/ ({configs}), or
 dgl-mgpu train --cfg job. To run an unmodified DGL script: python -m dgl_mgpu script.py
 """
+
+_PICTURE_FIX = "name a file that can be written"
 
 #: What each command takes, and three examples.
 HELP = {
@@ -142,12 +145,12 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     with contextlib.ExitStack() as ending:
         try:
-            interrupts = ending.enter_context(Interrupts(partial(_last_words, name)))
+            interrupts = ending.enter_context(Interrupts(partial(_final_message, name)))
         except RuntimeError as error:  # of a thread that cannot be started
             from dgl_mgpu.train.launch.typed_errors import processes_limit
 
-            found = f"{error}; {processes_limit()}"
-            limit = LimitError(f"run the command '{name}'", found, "raise it (ulimit -u)")
+            problem = f"{error}; {processes_limit()}"
+            limit = LimitError(f"run the command '{name}'", problem, "raise it (ulimit -u)")
             print(f"dgl-mgpu {name}: {type(limit).__name__}: {limit}", file=sys.stderr)
             return 1
         try:
@@ -180,17 +183,17 @@ def main(arguments: list[str] | None = None) -> int:
         # Python would end this process by SIGINT, at its end, if the interrupt came within code of
         # a string, which an import of dataclasses runs; unless more of such code is run.
         exec("")
-        print(_last_words(name, signal.SIGINT), file=sys.stderr)
+        print(_final_message(name, signal.SIGINT), file=sys.stderr)
         return STATUS
 
 
-# What there is to say of the run that trains now.
-_of_run: Callable[[], str] | None = None
+# Advice on the run in progress, for the last line.
+_run_advice: Callable[[], str] | None = None
 
 
-def _last_words(command: str, signum: int) -> str:
+def _final_message(command: str, signum: int) -> str:
     how = "interrupted" if signum == signal.SIGINT else f"ended by {signal.Signals(signum).name}"
-    return f"dgl-mgpu {command}: {how}{_of_run() if _of_run else ''}"
+    return f"dgl-mgpu {command}: {how}{_run_advice() if _run_advice else ''}"
 
 
 def help_of(command: str) -> str:
@@ -215,7 +218,7 @@ def help_of(command: str) -> str:
 
 
 def _entry(name: str, text: str) -> list[str]:
-    """A name, and beside or below it what is said of it, for a terminal of 80 columns."""
+    """A name and its description, beside or below it, for a terminal of 80 columns."""
     lines = textwrap.wrap(text, 50, break_on_hyphens=False)
     first = f"  {name:26}{lines[0]}" if lines and len(name) < 26 else f"  {name}"
     below = lines[1:] if len(name) < 26 else lines
@@ -223,8 +226,8 @@ def _entry(name: str, text: str) -> list[str]:
 
 
 def _train(arguments: list[str]) -> int:
-    global _of_run
-    _of_run = None
+    global _run_advice
+    _run_advice = None
     import hydra
     from hydra.core.hydra_config import HydraConfig
 
@@ -241,7 +244,7 @@ def _train(arguments: list[str]) -> int:
         config_path=str(resource_folder("configs")), config_name="config", version_base="1.3"
     )
     def job(raw: Any) -> None:
-        global _of_run
+        global _run_advice
         hydra_config = HydraConfig.get()
         folder = Path(hydra_config.runtime.output_dir)
         log = folder / f"{hydra_config.job.name}.log"
@@ -257,30 +260,27 @@ def _train(arguments: list[str]) -> int:
 
             # Only the first rank's folder is the run's.
             if not (under_torchrun() and int(os.environ["RANK"])):
-                _of_run = LastCheckpoint(folder, config.trainer.resume).advice
+                _run_advice = LastCheckpoint(folder, config.trainer.resume).advice
             train(config, folder)
         except BaseException as error:
-            if isinstance(error, Stopped) and _of_run:
+            if isinstance(error, Stopped) and _run_advice:
                 # Also into the run's log: a terminal may be gone.
-                logging.getLogger(__name__).warning("stopped by %s%s", error.by, _of_run())
+                logging.getLogger(__name__).warning("stopped by %s%s", error.by, _run_advice())
             if is_new:
                 remove_unused(folder, log)
             if not isinstance(error, Exception):
                 raise
-            # Hydra would print a traceback; ours say what is wrong in one line.
+            # Hydra would print a traceback; typed errors need one line.
             failures.append(error)
 
     sys.argv = ["dgl-mgpu train", *words]
     os.environ["HYDRA_FULL_ERROR"] = "1"  # else it prints errors of its own, and exits
-    try:
-        with locked_folders(), typed_hydra_errors("train as the command line says"):
-            job()
-    except OSError as error:
-        if isinstance(error, DGLMGPUError):
-            raise
-        raise OutputError(
-            "make the run's folder", str(error), "choose another folder (hydra.run.dir)"
-        ) from error
+    with (
+        typed_output("make the run's folder", "choose another folder (hydra.run.dir)"),
+        locked_folders(),
+        typed_hydra_errors("train as the command line says"),
+    ):
+        job()
     for failure in failures[:-1]:  # of several runs
         print(f"dgl-mgpu train: {type(failure).__name__}: {failure}", file=sys.stderr)
     if failures:
@@ -315,7 +315,7 @@ def parse_predict(arguments: list[str]) -> tuple[str, Path, str, int, float | No
     """Of which run predictions are asked for, where to write them, where to compute them, on how
     many ranks, and after how many seconds without an advance to end.
     """
-    from dgl_mgpu.config.sections import TrainerConfig
+    from dgl_mgpu.config.schema import TrainerConfig
 
     # A run's folder may have a «=» in its name, as lr=0.1.
     folders = [word for word in arguments if "=" not in word or Path(word).exists()]
@@ -373,18 +373,10 @@ def _plan(arguments: list[str]) -> int:
     if picture is not None:
         from dgl_mgpu.report.placement_plot import plot_placements
 
-        try:
+        with typed_output(f"draw the placement into {picture}", _PICTURE_FIX):
             plot_placements(plans, picture, titles)
-        except OSError as error:
-            raise _not_drawn(picture, str(error)) from error
         console.print(f"picture: {picture}", highlight=False, soft_wrap=True)
     return 0
-
-
-def _not_drawn(picture: Path, found: str) -> OutputError:
-    return OutputError(
-        f"draw the placement into {picture}", found, "name a file that can be written"
-    )
 
 
 def picture_file(arguments: list[str]) -> Path | None:
@@ -411,10 +403,13 @@ def picture_file(arguments: list[str]) -> Path | None:
         from dgl_mgpu.report.placement_plot import picture_format
 
         picture_format(file)  # raises, before a plan takes its time
+        problem = ""
         if not file.parent.is_dir():
-            raise _not_drawn(file, f"there is no folder {file.parent}")
-        if file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK):
-            raise _not_drawn(file, "it cannot be written")
+            problem = f"there is no folder {file.parent}"
+        elif file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK):
+            problem = "it cannot be written"
+        if problem:
+            raise OutputError(f"draw the placement into {file}", problem, _PICTURE_FIX)
     return file
 
 

@@ -1,4 +1,4 @@
-"""Every key of ``configs/``, with its default and what the files say of it."""
+"""Every key of ``configs/``, with its default and its comment in the files."""
 
 from __future__ import annotations
 

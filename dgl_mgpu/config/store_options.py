@@ -24,34 +24,34 @@ from dgl_mgpu.placement.solver import read_ratio, require_policy
 DEVICES = ("auto", "cpu", "cuda")
 #: Types in which wider features can be kept.
 NARROW_DTYPES = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
-#: Ways to tell how often a row will be read, beside a file of counts.
+#: Estimates of how often a row will be read, other than a file of counts.
 HOTNESS = ("degree", "presample")
 
 _STAGING = "store.staging_memory"
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 #: Fewer bytes without a unit, in a text or counted by a program, are meant in another one.
-_LEAST_SAID, _LEAST_COUNTED = 2**20, 2**10
+_MIN_AS_TEXT, _MIN_AS_NUMBER = 2**20, 2**10
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)i?B?\s*", re.IGNORECASE)
 
 
-def parse_bytes(text: str | int, asked: str) -> int | None:
+def parse_bytes(text: str | int, action: str) -> int | None:
     """A number of bytes: ``16GiB``, ``512MB`` (powers of 1024 both), or None for ``auto``.
 
     Raises ConfigError if it is no size, or a number without a unit that is too small to be one of
-    bytes; ``asked`` says of what.
+    bytes; ``action`` begins the message.
     """
     if text == "auto":
         return None
     match = _SIZE.fullmatch(str(text))
     if match is None or isinstance(text, bool):
         raise ConfigError(
-            f"{asked}={text}", "it is not a size", "write it like 16GiB, 512MiB or auto"
+            f"{action}={text}", "it is not a size", "write it like 16GiB, 512MiB or auto"
         )
     nbytes = float(match[1]) * _UNITS[match[2].upper()]
-    least = _LEAST_SAID if isinstance(text, str) else _LEAST_COUNTED
+    least = _MIN_AS_TEXT if isinstance(text, str) else _MIN_AS_NUMBER
     if str(text).rstrip()[-1].isdigit() and 0 < nbytes < least:
         raise ConfigError(
-            f"{asked}={text}",
+            f"{action}={text}",
             f"that would be {text} bytes, without a unit",
             f"write it with one, like 16GiB, or {text}B if it is bytes",
         )
@@ -170,19 +170,19 @@ class StoreOptions:
             )
 
     def narrow_features(self) -> dict[str, torch.dtype]:
-        """What ``feature_dtypes`` says, as torch's types."""
+        """``feature_dtypes`` as torch's types."""
         named = self.feature_dtypes
-        asked = f"keep features as store.feature_dtypes={named!r}"
+        action = f"keep features as store.feature_dtypes={named!r}"
         if not isinstance(named, Mapping):
             raise ConfigError(
-                asked, "it does not give types by name", "write them like {feat: float16}"
+                action, "it does not give types by name", "write them like {feat: float16}"
             )
         dtypes = {}
         for name, dtype in named.items():
             word = str(dtype).removeprefix("torch.")
             if word not in NARROW_DTYPES:
                 raise ConfigError(
-                    asked, f"'{name}' cannot be kept as {word}", nearest(word, NARROW_DTYPES)
+                    action, f"'{name}' cannot be kept as {word}", nearest(word, NARROW_DTYPES)
                 )
             dtypes[str(name)] = getattr(torch, word)  # also of a number, as YAML has keys
         return dtypes
@@ -241,7 +241,7 @@ def options_as_written(values: dict[str, Any], prefix: str) -> dict[str, Any]:
 
 def _check_written(key: str, value: Any, prefix: str) -> None:
     if key.endswith("_memory"):
-        parse_bytes(str(value), f"{prefix}.{key}")  # as it was said, not counted
+        parse_bytes(str(value), f"{prefix}.{key}")  # as text, which has other limits
     elif key == "links" and isinstance(value, str) and value != "auto":
         preset(value)
     holds: Callable[[Any], bool] | None

@@ -69,7 +69,7 @@ def changed_file(folder: Path, sources: Iterable[Path] = ()) -> str | None:
 
 @contextlib.contextmanager
 def unchanged_since_first_read(record: Path, files: Iterable[Path]) -> Iterator[None]:
-    """Check that files of a folder are as `record`, a file in it, says.
+    """Check that files of a folder match `record`, a file in it.
 
     A missing record is written after the block, if that raises nothing and the folder can be
     written.  Raises DataFormatError if a file has changed or is gone.
@@ -116,7 +116,7 @@ def _by_name(sources: Iterable[Path]) -> dict[str, Path]:
 
 
 def _state(path: Path) -> list[int]:
-    """What any change of a file changes; users cannot set the time of change of an inode."""
+    """Attributes that change with the file; users cannot set the inode's time of change."""
     stat = path.stat()
     return [stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns]
 

@@ -121,46 +121,48 @@ class Dataset:
         )
 
     @property
-    def _asked(self) -> str:
+    def _action(self) -> str:
         return f"describe data set {self.name!r}"
 
     def _check_shapes(self) -> None:
-        require_count(self._asked, "num_nodes", self.num_nodes)
-        require_count(self._asked, "num_classes", self.num_classes)
-        check_csc_shapes(self._asked, self.indptr, self.indices, self.num_nodes)
-        check_labels_shape(self._asked, self.labels, self.num_nodes, self.num_classes)
+        require_count(self._action, "num_nodes", self.num_nodes)
+        require_count(self._action, "num_classes", self.num_classes)
+        check_csc_shapes(self._action, self.indptr, self.indices, self.num_nodes)
+        check_labels_shape(self._action, self.labels, self.num_nodes, self.num_classes)
         if self.eids is not None:
-            require_array(self._asked, "eids", self.eids)
+            require_array(self._action, "eids", self.eids)
             if self.eids.dtype != np.int64 or self.eids.shape != (self.num_edges,):
                 raise InvalidInputError(
-                    self._asked,
+                    self._action,
                     f"eids has dtype {self.eids.dtype} and shape {self.eids.shape}",
                     f"pass int64 of shape ({self.num_edges},), or None",
                 )
-        check_features(self._asked, "node", self.num_nodes, self.node_features)
-        check_features(self._asked, "edge", self.num_edges, self.edge_features)
+        check_features(self._action, "node", self.num_nodes, self.node_features)
+        check_features(self._action, "edge", self.num_edges, self.edge_features)
 
     def _check_contents(self) -> None:
-        check_csc_contents(self._asked, self.indptr, self.indices, self.num_nodes)
-        check_split(self._asked, {part: getattr(self, part) for part in SPLITS}, self.num_nodes)
+        check_csc_contents(self._action, self.indptr, self.indices, self.num_nodes)
+        check_split(self._action, {part: getattr(self, part) for part in SPLITS}, self.num_nodes)
         if self.eids is not None:
-            check_range(self._asked, "eids", self.eids, self.num_edges)
+            check_range(self._action, "eids", self.eids, self.num_edges)
             seen = np.zeros(self.num_edges, np.bool_)
             seen[self.eids] = True
             if not seen.all():
                 raise InvalidInputError(
-                    self._asked,
+                    self._action,
                     f"edge id {int(seen.argmin())} is missing from eids",
                     "let eids be a permutation of the edge ids",
                 )
-        check_labels_contents(self._asked, self.labels, self.num_classes)
+        check_labels_contents(self._action, self.labels, self.num_classes)
         if "weight" in self.edge_features:
             self._check_weights(np.asarray(self.edge_features["weight"]))
 
     def _check_weights(self, weight: np.ndarray) -> None:
         if weight.ndim != 1:
             raise InvalidInputError(
-                self._asked, f"the edge weights have shape {weight.shape}", "pass one for each edge"
+                self._action,
+                f"the edge weights have shape {weight.shape}",
+                "pass one for each edge",
             )
         eids = np.empty(0, np.int64) if self.eids is None else self.eids
         place, node = _first_bad_weight(self.indptr, eids, weight)
@@ -171,7 +173,7 @@ class Dataset:
                 else f"the weight of edge {place}, an in-edge of node {node}, is {weight[place]}"
             )
             fix = "pass finite weights of at least 0, with one above 0 at every node"
-            raise InvalidWeightError(self._asked, problem, fix)
+            raise InvalidWeightError(self._action, problem, fix)
 
     def to_dgl(self) -> dgl.DGLGraph:
         """Return the data set as a DGLGraph on the CPU.

@@ -19,8 +19,9 @@ from pathlib import Path
 from tempfile import mkdtemp
 
 from dgl_mgpu.data.checksums import changed_file, write_checksums
-from dgl_mgpu.errors import ConfigError, DataFormatError, DGLMGPUError, OutputError
+from dgl_mgpu.errors import ConfigError, DataFormatError, OutputError
 from dgl_mgpu.utils import timeouts
+from dgl_mgpu.utils.atomic_write import typed_output
 from dgl_mgpu.utils.checksums import DAMAGE
 from dgl_mgpu.utils.file_lock import locked
 from dgl_mgpu.utils.units import human_bytes
@@ -60,35 +61,25 @@ def build_once(
     that looks complete.  One process builds it, and others that want it wait.  Its content must
     follow from its name.  If `damage` names a problem of a folder that is there, it is made again.
 
-    Raises
-    ------
-    OutputError
-        The folder cannot be made or filled, another process has not done so within
-        `timeouts.BUILD` seconds, or another user has put it where everybody may write.
+    Raises OutputError if the folder cannot be made or filled, another process has not done so
+    within `timeouts.BUILD` seconds, or another user has put it where everybody may write.
     """
-    try:
-        if _is_there(target) and damage(target) is None:
+    fix = "choose another data root, a folder that can be written and has space"
+    with typed_output(f"make {target}", fix):
+        if _exists(target) and damage(target) is None:
             return target
         target.parent.mkdir(parents=True, exist_ok=True)
-        with locked(target.with_name(f".{target.name}.lock"), _waiting(target)):
+        with locked(target.with_name(f".{target.name}.lock"), _wait_callback(target)):
             # Another process may have made it again meanwhile.
-            if _is_there(target) and (problem := damage(target)) is not None:
+            if _exists(target) and (problem := damage(target)) is not None:
                 log.warning("%s: %s; it is made again", target, problem)
                 _discard(target)
             if not target.is_dir():
                 _build(target, fill)
-    except OSError as error:
-        if isinstance(error, DGLMGPUError):
-            raise
-        raise OutputError(
-            f"make {target}",
-            str(error),
-            "choose another data root, a folder that can be written and has space",
-        ) from error
-    return target
+        return target
 
 
-def _is_there(target: Path) -> bool:
+def _exists(target: Path) -> bool:
     require_trusted(target)
     return target.is_dir()
 
@@ -134,8 +125,8 @@ def _build(target: Path, fill: Callable[[Path], None]) -> None:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def _waiting(target: Path) -> Callable[[str], None]:
-    """What to do while another process makes `target`: log which one, and give up in the end."""
+def _wait_callback(target: Path) -> Callable[[str], None]:
+    """A callback while another process makes `target`: log which one, give up at the deadline."""
     deadline = time.monotonic() + timeouts.BUILD
     logged = ""
 
@@ -181,14 +172,8 @@ def require_files(folder: Path, names: list[str], what: str) -> None:
 def download_zip(url: str, folder: Path, instead: str) -> None:
     """Download a zip archive and extract it into an existing folder.
 
-    `instead` tells the user what to do without a network.
-
-    Raises
-    ------
-    DataFormatError
-        The archive cannot be fetched, or is corrupt.
-    ConfigError
-        The disk is too small.
+    `instead` is the advice for a machine without a network.  Raises DataFormatError if the archive
+    cannot be fetched or is corrupt, and ConfigError if the disk is too small.
     """
     archive = folder / ".download.zip"
     try:
@@ -221,14 +206,14 @@ def _fetch(url: str, path: Path) -> None:
             raise OSError(f"the connection ended after {done} of {total} bytes")
 
 
-def wrong_content(path: Path, found: str) -> DataFormatError:
+def wrong_content(path: Path, problem: str) -> DataFormatError:
     """The error of a file in OGB's format that contradicts another one, or the format."""
-    return DataFormatError(f"read {path}", found, FIX)
+    return DataFormatError(f"read {path}", problem, FIX)
 
 
-def corrupt_file(path: Path, found: str, fix: str = "fetch the file again") -> DataFormatError:
+def corrupt_file(path: Path, problem: str, fix: str = "fetch the file again") -> DataFormatError:
     """The error of a file that does not hold what it should."""
-    return DataFormatError(f"read {path}", f"the file is truncated or corrupt: {found}", fix)
+    return DataFormatError(f"read {path}", f"the file is truncated or corrupt: {problem}", fix)
 
 
 @contextlib.contextmanager

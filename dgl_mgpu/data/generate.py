@@ -39,7 +39,7 @@ _META_FILE = "meta.json"
 
 @dataclass(frozen=True)
 class GraphSpec:
-    """What a generated graph is made of; see `blockmodel` for the meaning.
+    """Parameters of a generated graph; see `blockmodel` for the meaning.
 
     Attributes
     ----------
@@ -101,7 +101,7 @@ class GraphSpec:
 
     @property
     def name(self) -> str:
-        """Name that says that the graph is generated, and after what."""
+        """Name that marks the graph as generated, and its model."""
         scale = "" if self.scale == 1 else f" (scale {self.scale:g})"
         return f"generated-{self.shape}{scale}" if self.shape else "generated"
 

@@ -81,18 +81,18 @@ class HeteroDataset:
 
     def __post_init__(self) -> None:
         self._check_types()
-        asked, targets = self._asked, self.num_nodes[self.target]
+        action, targets = self._action, self.num_nodes[self.target]
         for etype, (indptr, indices, _) in self.edges.items():
-            check_csc_shapes(self._asked_of(etype), indptr, indices, self.num_nodes[etype[2]])
-        check_labels_shape(asked, self.labels, targets, self.num_classes)
+            check_csc_shapes(self._action_of(etype), indptr, indices, self.num_nodes[etype[2]])
+        check_labels_shape(action, self.labels, targets, self.num_classes)
         for ntype, features in self.node_features.items():
-            check_features(asked, ntype, self.num_nodes[ntype], features)
+            check_features(action, ntype, self.num_nodes[ntype], features)
         if self.checked:
             return
         for etype, (indptr, indices, _) in self.edges.items():
-            check_csc_contents(self._asked_of(etype), indptr, indices, self.num_nodes[etype[0]])
-        check_split(asked, {part: getattr(self, part) for part in SPLITS}, targets)
-        check_labels_contents(asked, self.labels, self.num_classes)
+            check_csc_contents(self._action_of(etype), indptr, indices, self.num_nodes[etype[0]])
+        check_split(action, {part: getattr(self, part) for part in SPLITS}, targets)
+        check_labels_contents(action, self.labels, self.num_classes)
 
     @property
     def num_edges(self) -> int:
@@ -127,29 +127,29 @@ class HeteroDataset:
         )
 
     @property
-    def _asked(self) -> str:
+    def _action(self) -> str:
         return f"describe data set {self.name!r}"
 
-    def _asked_of(self, etype: CanonicalEtype) -> str:
+    def _action_of(self, etype: CanonicalEtype) -> str:
         return f"describe relation {':'.join(etype)} of data set {self.name!r}"
 
     def _check_types(self) -> None:
         for ntype, count in self.num_nodes.items():
-            require_count(self._asked, f"num_nodes of {ntype!r}", count)
-        require_count(self._asked, "num_classes", self.num_classes)
+            require_count(self._action, f"num_nodes of {ntype!r}", count)
+        require_count(self._action, "num_classes", self.num_classes)
         named = {self.target, *self.node_features}
         named |= {end for src, _, dst in self.edges for end in (src, dst)}
         unknown = sorted(named - set(self.num_nodes))
         if unknown or not self.edges:
             raise InvalidInputError(
-                self._asked,
+                self._action,
                 f"node types {unknown} have no number of nodes" if unknown else "it has no edges",
                 "give num_nodes for every node type, and edges of at least one type",
             )
         for ntype, features in self.node_features.items():
             if "feat" in features and len(features["feat"].shape) != 2:
                 raise InvalidInputError(
-                    self._asked,
+                    self._action,
                     f"the input features of {ntype!r} have shape {tuple(features['feat'].shape)}",
                     "pass a row of numbers for each node",
                 )

@@ -93,7 +93,7 @@ class Rings(NamedTuple):
 
 
 def rings_of_edges(dataset: Dataset) -> Rings:
-    """Which edges join the same nodes, of a data set whose edge ids are places in the CSC."""
+    """Edges between the same nodes, of a data set whose edge ids are places in the CSC."""
     indptr, indices = dataset.indptr, dataset.indices
     next_edge = np.arange(dataset.num_edges, dtype=dataset.id_dtype)
     # Edges are listed by their lower ends, and then sorted by the higher ones a node at a time: to

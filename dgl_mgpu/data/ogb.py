@@ -91,8 +91,9 @@ def _official_meta(name: str) -> dict[str, str]:
     """
     package = importlib.util.find_spec("ogb")
     if package is None or not package.submodule_search_locations:
-        found = "the package ogb is not installed"
-        raise UnavailableError(f"load {name}", found, "pip install ogb")
+        raise UnavailableError(
+            f"load {name}", "the package ogb is not installed", "pip install ogb"
+        )
     table = Path(package.submodule_search_locations[0]) / "nodeproppred" / "master.csv"
     with table.open(newline="") as file:
         rows = list(csv.reader(file))
@@ -200,8 +201,8 @@ def _require_edges_alone(name: str, arrays: Mapping[str, np.ndarray]) -> None:
     elif "node_feat" in arrays:
         problem = "its nodes have features already, which the means would replace"
     if problem:
-        asked = f"give nodes of {name} the means of their edges' features"
-        raise ConfigError(asked, problem, "set mean_edge_features=false")
+        action = f"give nodes of {name} the means of their edges' features"
+        raise ConfigError(action, problem, "set mean_edge_features=false")
 
 
 def _assemble(
@@ -300,8 +301,8 @@ def _unpack_binary(folder: Path, meta: Mapping[str, str], to: Path) -> None:
     )
     edge_index = data.members.get("edge_index")
     if edge_index is None or edge_index.shape != (2, num_edges) or edge_index.fortran_order:
-        found = "no edge_index" if edge_index is None else f"an edge_index {edge_index.shape}"
-        problem = f"it holds {found} for {num_edges} edges in row-major order"
+        content = "no edge_index" if edge_index is None else f"an edge_index {edge_index.shape}"
+        problem = f"it holds {content} for {num_edges} edges in row-major order"
         raise wrong_content(data.path, problem)
     save_labels(labels.path, labels.read("node_label"), num_nodes, to)
     save_splits(folder / "split" / meta["split"], to)
@@ -329,8 +330,8 @@ def _unpack_csv(folder: Path, meta: Mapping[str, str], to: Path) -> None:
 def save_labels(path: Path, raw: np.ndarray, num_nodes: int, to: Path) -> None:
     """Write the labels that `path` holds to ``labels.npy``."""
     if raw.shape[:1] != (num_nodes,):
-        found = f"{len(raw)}" if raw.ndim else "one number, and no"
-        raise wrong_content(path, f"it holds {found} labels for {num_nodes} nodes")
+        count = f"{len(raw)}" if raw.ndim else "one number, and no"
+        raise wrong_content(path, f"it holds {count} labels for {num_nodes} nodes")
     with content_of(path):
         np.save(to / "labels.npy", as_labels(raw))
 

@@ -21,9 +21,8 @@ from dgl_mgpu.data.generate import SHAPES, GraphSpec, named_spec
 from dgl_mgpu.data.hetero import CanonicalEtype, HeteroDataset
 from dgl_mgpu.data.igbh import NODE_TYPES, RELATIONS, IgbhSpec
 from dgl_mgpu.data.published import PUBLISHED, PUBLISHED_HETERO, HeteroSizes, Sizes
+from dgl_mgpu.utils.types import ETYPE, NTYPE
 
-#: DGL's name of the only type of nodes.
-_NTYPE = "_N"
 _MODELLED = (
     "degrees and how often each row is read are modelled by a power law (exponent {exponent:g}), "
     "not counted"
@@ -41,7 +40,7 @@ class _Relation:
 
 @dataclass(frozen=True)
 class Outline:
-    """What is known of a data set without its data."""
+    """Sizes, degrees and shapes of a data set without its data."""
 
     origin: str  # of the sizes, and what is modelled, in a sentence
     _name: str
@@ -92,8 +91,8 @@ class Outline:
             eids = _no_memory(num_edges, dtype=np.int64)
             shared |= {"edge_features": {"feat": rows}, "eids": eids}
         return Dataset(
-            num_nodes=self._nodes[_NTYPE], indptr=csc.indptr, indices=csc.indices,
-            node_features=self._features[_NTYPE], **shared,
+            num_nodes=self._nodes[NTYPE], indptr=csc.indptr, indices=csc.indices,
+            node_features=self._features[NTYPE], **shared,
         ), hotness  # fmt: skip
 
     def _degrees(self, num_nodes: int, num_edges: int, exponent: float) -> np.ndarray:
@@ -133,9 +132,9 @@ def _published(name: str, sizes: Sizes, options: Mapping[str, Any]) -> Outline:
         f"sizes as published ({sizes.nodes:,} nodes, {sizes.edges:,} edges, {width} features a "
         f"node: {sizes.source}); {_MODELLED.format(exponent=GraphSpec.exponent)}",
         name,
-        {_NTYPE: sizes.nodes},
+        {NTYPE: sizes.nodes},
         _only_relation(sizes.nodes, edges, options),
-        {_NTYPE: _node_features(sizes.nodes, width, sizes.int_features)},
+        {NTYPE: _node_features(sizes.nodes, width, sizes.int_features)},
         _labels(sizes.nodes, sizes.classes if sizes.multi_label else 0),
         sizes.classes,
         _edge_width=0 if means else sizes.edge_width,
@@ -172,9 +171,9 @@ def _generated(name: str, spec: GraphSpec, options: Mapping[str, Any]) -> Outlin
         f"{spec.num_edges:,} edges, {spec.num_features} features a node); "
         f"{_MODELLED.format(exponent=spec.exponent)}",
         name,
-        {_NTYPE: spec.num_nodes},
+        {NTYPE: spec.num_nodes},
         _only_relation(spec.num_nodes, edges, options, spec.exponent),
-        {_NTYPE: _node_features(spec.num_nodes, spec.num_features)},
+        {NTYPE: _node_features(spec.num_nodes, spec.num_features)},
         _labels(spec.num_nodes, spec.num_labels),
         spec.num_labels or spec.num_classes,
         _seed=spec.seed,
@@ -217,7 +216,7 @@ def _only_relation(
     exponent: float = GraphSpec.exponent,
 ) -> dict[CanonicalEtype, _Relation]:
     loops = num_nodes if options.get("self_loops", False) else 0
-    return {(_NTYPE, "_E", _NTYPE): _Relation(num_edges + loops, exponent, exponent)}
+    return {(NTYPE, ETYPE, NTYPE): _Relation(num_edges + loops, exponent, exponent)}
 
 
 def _labels(num_nodes: int, num_labels: int = 0) -> np.ndarray:

@@ -102,7 +102,7 @@ def _find(name: str, root: Path) -> tuple[Path, str]:
 
 
 def _folders(name: str, root: Path) -> tuple[Path, ...]:
-    """Where the files may be; the last one is for downloads."""
+    """Possible folders of the files; the last one is for downloads."""
     return root / "planetoid", root, root / f"planetoid_{name}"
 
 

@@ -5,7 +5,7 @@ Items are liked by some users and disliked by others, and marked by tags:
 * Users, tags and items have classes, uniformly at random; an item's class is its label.
 * Each user that likes an item is of its class with probability ``homophily``, else of any; each
   that dislikes it is of another class, the same one for all of them, likewise.  Both are equally
-  many: a model that does not tell the two relations apart sees two classes and can but guess.
+  many: a model that does not distinguish the two relations sees two classes and can only guess.
 * A tag that marks an item is of its class with a quarter of that probability, else of any.
 * Features of users and items differ in width: a centroid of their class of length
   ``signal * sqrt(2 ln classes)``, a quarter of it for items, plus noise of unit variance per

@@ -1,4 +1,4 @@
-"""What a run tells its user: progress, metrics on disk, tables and plots.
+"""Output of a run: progress, metrics on disk, tables and plots.
 
 A leaf of the package: it knows neither DGL nor torch.distributed.  The trainer fills one
 :class:`~dgl_mgpu.report.epoch.EpochReport` a rank and epoch, merges those of all ranks, and

@@ -12,5 +12,5 @@ STAGE_COLOURS = {
     "update": RED, "evaluate": PURPLE,
 }  # fmt: skip
 TIER_COLOURS = {"device": GREEN, "replica": SKY, "peer": BLUE, "host": ORANGE, "disk": RED}
-# By how rows of a placement are kept, from near to far.
-KEPT_COLOURS = {"every": GREEN, "several": SKY, "one": BLUE, "host": ORANGE, "disk": RED}
+# By the location of a placement's rows, from near to far.
+LOCATION_COLOURS = {"every": GREEN, "several": SKY, "one": BLUE, "host": ORANGE, "disk": RED}

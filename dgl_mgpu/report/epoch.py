@@ -69,13 +69,7 @@ class TierTraffic:
 
 @dataclass(frozen=True)
 class EpochReport:
-    """One epoch of training, of one rank or (after `merge`) of all.
-
-    Raises
-    ------
-    InvalidInputError
-        `epoch` is smaller than 1.
-    """
+    """One epoch of training, of one rank or (after `merge`) of all."""
 
     epoch: int  # from 1
     steps: int  # of the optimizer
@@ -144,10 +138,7 @@ class EpochReport:
     def from_dict(cls, values: Mapping[str, Any]) -> EpochReport:
         """Read what `to_dict` wrote; unknown keys are ignored, a loss of None becomes NaN.
 
-        Raises
-        ------
-        DataFormatError
-            A key is missing or a value is of another type.
+        Raises DataFormatError if a key is missing or a value is of another type.
         """
         try:
             seconds = values["seconds"]
@@ -196,12 +187,7 @@ def merge(reports_of_ranks: Sequence[EpochReport]) -> EpochReport:
     Steps and the total time are maxima, seeds, rows and bytes are sums.  Times of stages are means:
     maxima, each perhaps of another rank, would add up to more than the epoch.  Loss and accuracies
     are means weighted by seeds, over the ranks that have them; a value that all ranks share stays
-    exactly what it is.
-
-    Raises
-    ------
-    InvalidInputError
-        There is no report, or they are of different epochs.
+    exactly what it is.  Raises InvalidInputError unless there are reports, of one epoch.
     """
     reports = list(reports_of_ranks)
     epochs = sorted({report.epoch for report in reports})

@@ -77,23 +77,12 @@ def write_report(
     That is ``metrics.jsonl``, of this version or an earlier one, and, where steps were traced,
     ``profile.json`` and ``timeline.png``.  The run need not have ended.
 
-    Parameters
-    ----------
-    configuration : mapping, optional
-        What the run was configured with, by the keys of the command line.
-    machine : mapping of str to str, optional
-        See `environment`.
-    plan : Plan, optional
-        Adds the picture of the placement, and the share of its bandwidths that the run used.
-    summary : mapping, optional
-        Of the whole run, where its metrics have none yet.
+    ``configuration`` has the keys of the command line, and ``machine`` those of `environment`.
+    ``plan`` adds the picture of the placement, and the share of its bandwidths that the run used.
+    ``summary`` is of the whole run, where its metrics have none yet.
 
-    Raises
-    ------
-    DataFormatError
-        The metrics or the profile are damaged.
-    OSError
-        There are no metrics, or the page cannot be written.
+    Raises DataFormatError if the metrics or the profile are damaged, and OSError if there are no
+    metrics, or the page cannot be written.
     """
     folder = Path(folder)
     reports, last_line = read_metrics(folder / METRICS_FILE)
@@ -191,11 +180,11 @@ def _first_match(path: str, pattern: str) -> str:
 def _overview(
     reports: Sequence[EpochReport], summary: Mapping[str, Any], profile: StepProfile | None
 ) -> dict[str, str]:
-    figures = {"epochs": f"{len(reports)}"}
+    values = {"epochs": f"{len(reports)}"}
     best = best_epoch(reports)
     if best is not None:
         test = summary.get("test_accuracy")
-        figures |= {
+        values |= {
             "ranks": f"{best.ranks}",
             "best epoch": f"{best.epoch}",
             "loss": f"{best.loss:.4f}",
@@ -205,10 +194,10 @@ def _overview(
             "epoch (median)": human_seconds(statistics.median(r.seconds.total for r in reports)),
         }
     if summary.get("restarts"):
-        figures["restarts"] = f"{summary['restarts']}"
+        values["restarts"] = f"{summary['restarts']}"
     if profile is not None and profile.busy_share is not None:
-        figures["GPU busy"] = human_share(profile.busy_share)
-    return figures
+        values["GPU busy"] = human_share(profile.busy_share)
+    return values
 
 
 def _epochs(reports: Sequence[EpochReport]) -> _Table:
@@ -301,7 +290,7 @@ def _bytes_by_epoch(reports: Sequence[EpochReport]) -> _Table:
 
 
 def _links(reports: Sequence[EpochReport], plan: Plan | None) -> _Table:
-    # Nobody has measured what shared memory could do.
+    # The bandwidth of shared memory is not measured.
     bandwidths = {} if plan is None or is_on_cpu(plan) else tier_bandwidths(plan)
     head = ["tier", "read over", "bytes", "bytes/s while gathering", "in all training"]
     if bandwidths:

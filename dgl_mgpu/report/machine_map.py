@@ -10,14 +10,21 @@ from matplotlib.colors import LinearSegmentedColormap, to_hex
 from matplotlib.patches import Arc, Patch, Rectangle
 
 from dgl_mgpu.placement import Load, Plan
-from dgl_mgpu.report.colours import KEPT_COLOURS
-from dgl_mgpu.report.placement import Busy, bytes_kept, contents, is_on_cpu, is_shared, noun
+from dgl_mgpu.report.colours import LOCATION_COLOURS
+from dgl_mgpu.report.placement import (
+    LinkUtilisation,
+    bytes_by_location,
+    contents,
+    device_noun,
+    is_on_cpu,
+    is_shared,
+)
 from dgl_mgpu.utils.units import human_bytes
 
-#: From an idle link to one that is always busy.  Lightness alone tells, whatever one's eyes.
+#: From an idle link to one that is always busy, by lightness alone, for every kind of eyesight.
 BUSY = LinearSegmentedColormap.from_list("busy", ["#d9d9d9", "#c994c7", "#ce1256", "#3f0021"])
 
-_KEPT_LABELS = {
+_LOCATION_LABELS = {
     "every": "on every one (replicated)",
     "several": "dealt out, several copies",
     "one": "dealt out, one copy",
@@ -36,7 +43,7 @@ _SLIVER = 0.04  # contents of a memory are drawn at least as long as this, to be
 class MachineMap:
     """Draws the map of a plan on axes."""
 
-    def __init__(self, axes: Axes, plan: Plan, busy: Busy) -> None:
+    def __init__(self, axes: Axes, plan: Plan, busy: LinkUtilisation) -> None:
         self._axes = axes
         self._plan = plan
         self._busy = busy
@@ -45,7 +52,7 @@ class MachineMap:
         self._small = 9 if plan.num_gpus <= _MOST_NAMES else 8
         self._left, self._right = -_HALF, plan.num_gpus - 1 + _HALF
         self._middle = (self._left + self._right) / 2
-        # Nobody measures the bandwidth of shared memory.
+        # The bandwidth of shared memory is not measured.
         self._assumed = " (assumed)" if is_on_cpu(plan) else ""
 
     def draw(self) -> None:
@@ -94,7 +101,8 @@ class MachineMap:
             self._line((gpu, gpu), (1.0, _HUB), _colour(share), 5)
             self._write(gpu + 0.06, (1 + _HUB) / 2, percent(share), size=9, align="left")
         self._line((self._left, self._right), (_HUB, _HUB), "0.25", 7)
-        text = f"every {noun(self._plan)} reads every other's memory: {bandwidth:g} GB/s{together}"
+        name = device_noun(self._plan)
+        text = f"every {name} reads every other's memory: {bandwidth:g} GB/s{together}"
         self._write(self._middle, _HUB + 0.22, text + self._assumed, size=10)
         return _HUB + 0.4
 
@@ -116,7 +124,7 @@ class MachineMap:
             self._write(middle, 1 + height, percent(share), size=self._small, boxed=True)
             top = max(top, 1 + height)
         speeds = [f"{speed:g}" for speed in sorted({load.bandwidth for load in links})]
-        text = f"links between {noun(self._plan)}s: {' or '.join(speeds)} GB/s each way"
+        text = f"links between {device_noun(self._plan)}s: {' or '.join(speeds)} GB/s each way"
         text += ", thicker is faster" if len(speeds) > 1 else ""
         self._write(self._left, top + 0.25, text + self._assumed, size=10, align="left")
         return top + 0.4
@@ -171,12 +179,13 @@ class MachineMap:
     ) -> None:  # fmt: skip
         """A box, filled as far as the budget is used."""
         held = self._contents[index]
-        shares = {kept: held[kept] / max(budget, 1) for kept in KEPT_COLOURS if kept in held}
+        shares = {at: held[at] / max(budget, 1) for at in LOCATION_COLOURS if at in held}
         start = 0.0
-        for kept, share in _seen(shares, _SLIVER / (height if upwards else width)).items():
+        least = _SLIVER / (height if upwards else width)
+        for location, share in _visible_shares(shares, least).items():
             corner = (x, y + start * height) if upwards else (x + start * width, y)
             size = (width, share * height) if upwards else (share * width, height)
-            filled = Rectangle(corner, *size, facecolor=KEPT_COLOURS[kept], linewidth=0)
+            filled = Rectangle(corner, *size, facecolor=LOCATION_COLOURS[location], linewidth=0)
             self._axes.add_patch(filled)
             start += share
         frame = Rectangle((x, y), width, height, fill=False, edgecolor="0.25", linewidth=1.3)
@@ -184,30 +193,30 @@ class MachineMap:
 
     def _legend(self) -> None:
         handles = []
-        for kept, colour in KEPT_COLOURS.items():
-            held = [memory[kept] for memory in self._contents if kept in memory]
+        for location, colour in LOCATION_COLOURS.items():
+            held = [memory[location] for memory in self._contents if location in memory]
             if held:
-                handles.append(Patch(facecolor=colour, label=self._label(kept, held)))
+                handles.append(Patch(facecolor=colour, label=self._label(location, held)))
         # Two columns are not wider than the map.
         self._axes.legend(
             handles=handles, loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=2,
             frameon=False, fontsize=10,
         )  # fmt: skip
 
-    def _label(self, kept: str, held: list[float]) -> str:
+    def _label(self, location: str, held: list[float]) -> str:
         """The meaning of a colour, and its bytes on the GPUs that have any."""
         least, most = human_bytes(min(held)), human_bytes(max(held))
         size = most if min(held) > 0.99 * max(held) else f"{least} to {most}"
-        if kept in ("host", "disk"):
+        if location in ("host", "disk"):
             # Rows on GPUs that some GPUs cannot reach, which read them here.
             both = held[0] - sum(
-                bytes_kept(self._plan, table).get(kept, 0.0) for table in self._plan.tables
+                bytes_by_location(self._plan, name).get(location, 0.0) for name in self._plan.tables
             )
             also = f", {human_bytes(both)} of it on GPUs, too" if both > 0.01 * held[0] else ""
-            return f"{_KEPT_LABELS[kept]}: {size}{also}"
+            return f"{_LOCATION_LABELS[location]}: {size}{also}"
         alone = self._plan.num_gpus == 1
-        name = noun(self._plan)
-        label = f"on the {name}" if alone else _KEPT_LABELS[kept]
+        name = device_noun(self._plan)
+        label = f"on the {name}" if alone else _LOCATION_LABELS[location]
         return f"{label}: {size}" + ("" if alone else f" a {name}")
 
     def _line(
@@ -226,9 +235,9 @@ class MachineMap:
         )  # fmt: skip
 
 
-def _seen(shares: dict[str, float], least: float) -> dict[str, float]:
+def _visible_shares(shares: dict[str, float], least: float) -> dict[str, float]:
     """Shares of a box, at least `least` each, at the cost of the largest."""
-    seen = {kept: max(share, least) for kept, share in shares.items()}
+    seen = {location: max(share, least) for location, share in shares.items()}
     if sum(seen.values()) > 1.0:
         largest = max(seen, key=seen.__getitem__)
         seen[largest] -= sum(seen.values()) - 1.0
@@ -236,7 +245,7 @@ def _seen(shares: dict[str, float], least: float) -> dict[str, float]:
 
 
 def _slots(links: list[Load]) -> dict[tuple[int, int], float]:
-    """Where on a GPU's upper edge its link to another one begins, from the middle.
+    """Offsets, from the middle of a GPU's upper edge, of its links to others.
 
     Those to the nearest GPUs lie outside, so that few arcs cross.
     """
@@ -257,7 +266,7 @@ def _ends(load: Load) -> tuple[int, int]:
 
 def gpu_name(plan: Plan, gpu: int) -> str:
     """A GPU's name, short where there are many."""
-    return f"{noun(plan)} {gpu}" if plan.num_gpus <= _MOST_NAMES else str(gpu)
+    return f"{device_noun(plan)} {gpu}" if plan.num_gpus <= _MOST_NAMES else str(gpu)
 
 
 def _colour(share: float) -> str:

@@ -26,22 +26,13 @@ _RESTORE = "restore the file, or move it away to start it anew"
 class MetricsLog:
     """Appends each epoch's report to ``metrics.jsonl`` and to TensorBoard events in a folder.
 
-    Every line is on disk before the call that wrote it returns, so a killed run loses at
-    most the line it was writing.  Use it as a context manager, on one rank only.
+    Every line is on disk before the call that wrote it returns, so a killed run loses at most the
+    line it was writing.  Use it as a context manager, on one rank only.  With ``resume_epoch`` it
+    continues the run in the folder after this epoch (0: from its start): later epochs and the
+    summary are dropped from the file and hidden from TensorBoard.
 
-    Parameters
-    ----------
-    resume_epoch : int, optional
-        Continue the run in `folder` after this epoch (0: from its start): later epochs, and
-        the summary, are dropped from the file, and TensorBoard hides them, so that no epoch
-        appears twice.  None starts a new run.
-
-    Raises
-    ------
-    InvalidInputError
-        A new run is to start in a folder that holds epochs of another one.
-    DataFormatError
-        The file to continue is damaged anywhere but in its last line.
+    Raises InvalidInputError if a new run would start in a folder with epochs of another one, and
+    DataFormatError if the file to continue is damaged anywhere but in its last line.
     """
 
     def __init__(
@@ -85,7 +76,7 @@ class MetricsLog:
             self._writer.flush()
 
     def summary(self, values: Mapping[str, Any]) -> None:
-        """Write the line that closes a run: any figures about all of it."""
+        """Write the line that closes a run, with any values of the whole of it."""
         self._write(_line({"kind": "summary", **_finite(dict(values))}))
 
     def close(self) -> None:
@@ -109,14 +100,9 @@ class MetricsLog:
 def require_no_run(folder: str | os.PathLike[str], resumed: str | None = None) -> None:
     """Check that a run may start in a folder, which need not exist.
 
-    ``resumed`` names what the run continues from, if that is in another folder.
-
-    Raises
-    ------
-    InvalidInputError
-        It holds epochs or checkpoints of another run.
-    DataFormatError
-        ``metrics.jsonl`` there is damaged.
+    ``resumed`` names what the run continues from, if that is in another folder.  Raises
+    InvalidInputError if the folder holds epochs or checkpoints of another run, and DataFormatError
+    if ``metrics.jsonl`` there is damaged.
     """
     path = Path(folder) / METRICS_FILE
     earlier = read_metrics(path)[0] if path.exists() else []
@@ -139,25 +125,21 @@ def read_metrics(
 ) -> tuple[list[EpochReport], dict[str, Any] | None]:
     """Read a ``metrics.jsonl``: its epochs in order, and the summary if the run was closed.
 
-    A last line without its newline is an unfinished write of a killed run; it is dropped.
-
-    Raises
-    ------
-    DataFormatError
-        A complete line is damaged, or neither an epoch nor a summary.
+    A last line without its newline is an unfinished write of a killed run; it is dropped.  Raises
+    DataFormatError if a complete line is damaged, or neither an epoch nor a summary.
     """
     content = Path(path).read_bytes()
     complete = content[: content.rfind(b"\n") + 1]
     reports: list[EpochReport] = []
     summary: dict[str, Any] | None = None
     for number, line in enumerate(complete.splitlines(), start=1):
-        asked = f"read line {number} of {path}"
+        action = f"read line {number} of {path}"
         try:
             values = without_sum(safe_json.loads(line))
             kind = values.pop("kind")
         except (ValueError, KeyError, AttributeError, TypeError) as error:
             raise DataFormatError(
-                asked,
+                action,
                 f"it is not an object with a 'kind', or damaged ({type(error).__name__}: {error})",
                 _RESTORE,
             ) from error
@@ -165,22 +147,22 @@ def read_metrics(
             try:
                 report = EpochReport.from_dict(values)
             except DataFormatError as error:
-                raise DataFormatError(asked, error.found, _RESTORE) from error
+                raise DataFormatError(action, error.found, _RESTORE) from error
             if reports and report.epoch <= reports[-1].epoch:
                 order = f"epoch {report.epoch} comes after epoch {reports[-1].epoch}"
-                raise DataFormatError(asked, order, _RESTORE)
+                raise DataFormatError(action, order, _RESTORE)
             reports.append(report)
         elif kind == "summary":
             summary = values
         else:
             raise DataFormatError(
-                asked, f"its kind is {kind!r}", "use the version of dgl_mgpu that wrote the file"
+                action, f"its kind is {kind!r}", "use the version of dgl_mgpu that wrote the file"
             )
     return reports, summary
 
 
 def _epoch_line(report: EpochReport) -> str:
-    """One epoch as a line, with derived figures."""
+    """One epoch as a line, with derived values."""
     derived = {"seeds_per_second": report.seeds_per_second, "tier_shares": report.tier_shares()}
     return _line({"kind": "epoch", **report.to_dict(), **derived})
 

@@ -1,4 +1,4 @@
-"""What a plan puts where, and how busy it is modelled to keep each link, as numbers and text."""
+"""Contents of memories by a plan, and the modelled load of links, as numbers and text."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.machine.topology import GB
 from dgl_mgpu.placement import Load, Plan, Tier, part_sizes
 from dgl_mgpu.placement.cost import tier_bytes
-from dgl_mgpu.report.tables import joined, plan_table
+from dgl_mgpu.report.tables import join_runs, plan_table
 from dgl_mgpu.utils.units import human_seconds
 
-#: Ways to keep rows: on every GPU, on several, on one, and off them.
-KEPT = ("every", "several", "one", "host", "disk")
+#: Locations of rows: on every GPU, on several, on one, in host memory, on disk.
+LOCATIONS = ("every", "several", "one", "host", "disk")
 #: Characters in a line of a table's name; longer ones are broken between their parts.
 _NAME_WIDTH = 20
 
 
 @dataclass(frozen=True)
-class Busy:
+class LinkUtilisation:
     """Shares of a step's modelled time, that of its slowest GPU, in which reads keep links busy.
 
     NaN for what is not there.
@@ -40,7 +40,7 @@ class Busy:
     disk: float
 
     @classmethod
-    def from_plan(cls, plan: Plan) -> Busy:
+    def from_plan(cls, plan: Plan) -> LinkUtilisation:
         """The shares of a plan's links.
 
         Raises InvalidInputError if the plan lacks their loads, because it was made by hand or read
@@ -88,8 +88,8 @@ def is_on_cpu(plan: Plan) -> bool:
     return plan.topology.split()[0] == "cpu"
 
 
-def noun(plan: Plan) -> str:
-    """What a plan's memories belong to."""
+def device_noun(plan: Plan) -> str:
+    """The noun for a plan's devices: GPU or rank."""
     return "rank" if is_on_cpu(plan) else "GPU"
 
 
@@ -99,14 +99,14 @@ def short_name(table: str) -> str:
 
 
 def is_shared(load: Load) -> bool:
-    """Whether several GPUs read host memory over it."""
+    """Whether several GPUs share a link to host memory."""
     return load.kind == "host" and len(load.readers) > 1
 
 
-def verdict(plan: Plan) -> str:
+def modelled_time(plan: Plan) -> str:
     """The modelled time, and what takes most of it."""
     busiest = max(plan.loads, key=lambda load: load.seconds)
-    name = noun(plan)
+    name = device_noun(plan)
     where = {
         "local": f"a {name}'s own memory",
         "peer": f"links between {name}s",
@@ -124,13 +124,13 @@ def verdict(plan: Plan) -> str:
 
 
 def contents(plan: Plan) -> list[dict[str, float]]:
-    """Bytes on each GPU, in host memory and on the disk, by their key of `KEPT`, zeros left out."""
+    """Bytes on each GPU, in host memory and on the disk by location, without zeros."""
     n = plan.num_gpus
     memories: list[dict[str, float]] = [{} for _ in range(n + 2)]
 
-    def add(memory: int, kept: str, nbytes: float) -> None:
+    def add(memory: int, location: str, nbytes: float) -> None:
         if nbytes:
-            memories[memory][kept] = memories[memory].get(kept, 0.0) + nbytes
+            memories[memory][location] = memories[memory].get(location, 0.0) + nbytes
 
     for tier, nbytes in _tiers(plan):
         *_, host, disk = tier_bytes(tier, nbytes).tolist()
@@ -138,18 +138,20 @@ def contents(plan: Plan) -> list[dict[str, float]]:
         add(n + 1, "disk", disk)
         for holders, part in zip(tier.copies, nbytes * _part_shares(tier), strict=True):
             for holder in holders:
-                add(holder, _kept(len(holders), n), part)
+                add(holder, _location(len(holders), n), part)
     return memories
 
 
-def bytes_kept(plan: Plan, table: str) -> dict[str, float]:
-    """Bytes of one copy of a table's rows, by the way in which they are kept, in KEPT's order."""
-    sizes = dict.fromkeys(KEPT, 0.0)
+def bytes_by_location(plan: Plan, table: str) -> dict[str, float]:
+    """Bytes of one copy of a table's rows, by location, in the order of `LOCATIONS`."""
+    sizes = dict.fromkeys(LOCATIONS, 0.0)
     for tier, nbytes in _tiers(plan, table):
         for holders, part in zip(tier.copies, nbytes * _part_shares(tier), strict=True):
-            kept = _kept(len(holders), plan.num_gpus) if tier.memory == "gpu" else tier.memory
-            sizes[kept] += part
-    return {kept: nbytes for kept, nbytes in sizes.items() if nbytes}
+            location = (
+                _location(len(holders), plan.num_gpus) if tier.memory == "gpu" else tier.memory
+            )
+            sizes[location] += part
+    return {location: nbytes for location, nbytes in sizes.items() if nbytes}
 
 
 def tier_bandwidths(plan: Plan) -> dict[str, float]:
@@ -196,20 +198,20 @@ def _part_shares(tier: Tier) -> np.ndarray:
     return part_sizes(tier) / tier.num_rows
 
 
-def _kept(copies: int, num_gpus: int) -> str:
+def _location(copies: int, num_gpus: int) -> str:
     return "every" if copies == num_gpus else "one" if copies == 1 else "several"
 
 
 def placement_tables(
     plan: Plan, title: str, seeds: int, fanouts: Sequence[int]
 ) -> list[RenderableType]:
-    """What ``dgl-mgpu plan`` prints of a plan for mini-batches of some seeds and fanouts."""
+    """The output of ``dgl-mgpu plan``, for mini-batches of some seeds and fanouts."""
     rows, before = [], ""
     for row in plan.summary():
         name = str(row["table"])
-        memory = noun(plan) if row["memory"] == "gpu" else row["memory"]
+        memory = device_noun(plan) if row["memory"] == "gpu" else row["memory"]
         # A name is printed once, to be easily read.
-        shown = "" if name == before else _in_lines(short_name(name))
+        shown = "" if name == before else _break_name(short_name(name))
         rows.append({**row, "table": shown, "memory": memory})
         before = name
     table = plan_table(rows, title)
@@ -219,19 +221,19 @@ def placement_tables(
         elif column.header == "accesses":
             column.header = "reads"
     table.title_justify = "left"
-    times = joined([f"{seconds * 1e3:.3g}" for seconds in plan.seconds])
+    times = join_runs([f"{seconds * 1e3:.3g}" for seconds in plan.seconds])
     of_each = f" (ms of each: {times})" if plan.num_gpus > 1 else ""
     return [
         table,
         *_legend(plan),
-        f"{verdict(plan)}{of_each}",
+        f"{modelled_time(plan)}{of_each}",
         f"a step: a mini-batch of {seeds:,} seeds with fanouts {list(fanouts)}",
     ]
 
 
 def _legend(plan: Plan) -> list[str]:
     """Explanations of the marks in the table."""
-    name, rows = noun(plan), plan.summary()
+    name, rows = device_noun(plan), plan.summary()
     marks = " ".join(str(row["where"]) for row in rows)
     memories = {row["memory"] for row in rows}
     lines = []
@@ -254,7 +256,7 @@ def _legend(plan: Plan) -> list[str]:
     return lines
 
 
-def _in_lines(name: str) -> str:
+def _break_name(name: str) -> str:
     """A name, broken between its parts if it is long."""
     lines = [""]
     for part in re.findall(r"[^/:]+[/:]?", name):

@@ -18,9 +18,15 @@ from matplotlib.patches import Patch
 
 from dgl_mgpu.errors import ConfigError, InvalidInputError
 from dgl_mgpu.placement import Plan
-from dgl_mgpu.report.colours import KEPT_COLOURS, TIER_COLOURS
+from dgl_mgpu.report.colours import LOCATION_COLOURS, TIER_COLOURS
 from dgl_mgpu.report.machine_map import BUSY, MachineMap, gpu_name
-from dgl_mgpu.report.placement import Busy, bytes_kept, noun, short_name, verdict
+from dgl_mgpu.report.placement import (
+    LinkUtilisation,
+    bytes_by_location,
+    device_noun,
+    modelled_time,
+    short_name,
+)
 from dgl_mgpu.utils.units import human_bytes, human_seconds
 
 #: File formats of a picture, by the ending of its name.
@@ -30,7 +36,7 @@ _SERVED = {"local": "device", "peer": "peer", "host": "host", "disk": "disk"}
 _WIDTH, _HEIGHT = 12.5, 11.0  # inches of one plan's picture
 _MOST_TABLES = 6
 _FEWEST_ROWS = 6  # that the table of links has room for
-#: Hatching of reads, whose colours say who serves them.  Others say how rows are kept.
+#: Hatching of reads, coloured by the memory that serves them; other bars, by the rows' locations.
 _READS = "//"
 
 
@@ -39,29 +45,18 @@ def plot_placements(
 ) -> None:
     """Draw plans side by side, each with its title.
 
-    Of each: the machine with the contents of every memory and how busy the links are; the same
-    shares as numbers; and of every table, where its rows lie and where reads of them are served.
+    Each shows the machine with the contents of every memory and the load of the links; the same
+    loads as numbers; and for every table the memories of its rows and those that serve reads.
 
-    Parameters
-    ----------
-    file : path or binary file
-        A picture's name, which ends in .png, .svg or .pdf; PNG in a binary file.
-
-    Raises
-    ------
-    InvalidInputError
-        There is no plan, or one does not say how loaded the links are.
-    ConfigError
-        The file's name has another ending.
-    OSError
-        It cannot be written.
+    The name of ``file`` ends in .png, .svg or .pdf, else ConfigError; a binary file gets a PNG.
+    Raises InvalidInputError if there is no plan, or one without the loads of links.
     """
     kind = picture_format(file) if isinstance(file, str | os.PathLike) else "png"
     placement_figure(plans, titles).savefig(file, format=kind)
 
 
 def placement_figure(plans: Sequence[Plan], titles: Sequence[str]) -> Figure:
-    """What `plot_placements` draws, without writing it."""
+    """The figure of `plot_placements`."""
     if not plans:
         raise InvalidInputError("draw placements", "there is no plan", "pass one or more")
     layout = ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1)
@@ -74,7 +69,7 @@ def placement_figure(plans: Sequence[Plan], titles: Sequence[str]) -> Figure:
 
 
 def picture_format(file: str | os.PathLike[str]) -> str:
-    """The format that a picture's name says; ConfigError if it is none of `FORMATS`."""
+    """The format by a picture's file name; ConfigError if it is none of `FORMATS`."""
     kind = os.path.splitext(file)[1].lstrip(".").lower()
     if kind not in FORMATS:
         raise ConfigError(
@@ -86,12 +81,12 @@ def picture_format(file: str | os.PathLike[str]) -> str:
 
 
 def _draw(figure: SubFigure, plan: Plan, title: str) -> None:
-    busy = Busy.from_plan(plan)
+    busy = LinkUtilisation.from_plan(plan)
     panels = figure.subplot_mosaic(
         [["machine", "machine"], ["links", "tables"]],
         height_ratios=[1.25, 1.0], width_ratios=[1.35, 1.0],
     )  # fmt: skip
-    figure.suptitle(f"{title}\n{verdict(plan)}", fontsize=12)
+    figure.suptitle(f"{title}\n{modelled_time(plan)}", fontsize=12)
     MachineMap(panels["machine"], plan, busy).draw()
     figure.colorbar(
         ScalarMappable(Normalize(0, 100), BUSY),
@@ -104,7 +99,7 @@ def _draw(figure: SubFigure, plan: Plan, title: str) -> None:
     _draw_tables(panels["tables"], plan)
 
 
-def _draw_links(axes: Axes, plan: Plan, busy: Busy) -> None:
+def _draw_links(axes: Axes, plan: Plan, busy: LinkUtilisation) -> None:
     """Shares of time as a table: a row for each GPU, a column for each link that it reads over."""
     n = plan.num_gpus
     columns: dict[str, np.ndarray] = {gpu_name(plan, gpu): busy.links[:, gpu] for gpu in range(n)}
@@ -142,14 +137,18 @@ def _draw_links(axes: Axes, plan: Plan, busy: Busy) -> None:
 
 
 def _draw_tables(axes: Axes, plan: Plan) -> None:
-    """Where each table's bytes lie, and below where reads of it are served."""
-    kept = {name: bytes_kept(plan, name) for name in plan.tables}
-    totals = {name: sum(sizes.values()) for name, sizes in kept.items() if sizes}
+    """The memories of each table's bytes, and below those that serve its reads."""
+    by_location = {name: bytes_by_location(plan, name) for name in plan.tables}
+    totals = {name: sum(sizes.values()) for name, sizes in by_location.items() if sizes}
     names = sorted(totals, key=lambda name: -totals[name])[:_MOST_TABLES]
     ticks: list[tuple[float, str]] = []
     for index, name in enumerate(names):
         y, total = 3.0 * index, totals[name]
-        _stack(axes, y, [(KEPT_COLOURS[way], size / total) for way, size in kept[name].items()])
+        _stack(
+            axes,
+            y,
+            [(LOCATION_COLOURS[at], size / total) for at, size in by_location[name].items()],
+        )
         rates = plan.hit_rates[name]
         reads = [(TIER_COLOURS[tier], rates[source]) for source, tier in _SERVED.items()]
         _stack(axes, y + 1.0, reads, hatch=_READS)
@@ -161,7 +160,7 @@ def _draw_tables(axes: Axes, plan: Plan) -> None:
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
     axes.set_title("where each table lies (colours as above),\nand what serves reads", fontsize=11)
-    labels = {"local": "own memory", "peer": f"other {noun(plan)}s", "host": "host memory"}
+    labels = {"local": "own memory", "peer": f"other {device_noun(plan)}s", "host": "host memory"}
     handles = [
         Patch(
             facecolor=TIER_COLOURS[tier], edgecolor="white", hatch=_READS,

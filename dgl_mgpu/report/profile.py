@@ -14,9 +14,10 @@ from typing import Any
 
 import torch
 
-from dgl_mgpu.errors import DataFormatError, InvalidInputError, OutputError
+from dgl_mgpu.errors import DataFormatError, InvalidInputError
 from dgl_mgpu.report.timeline import Span, Trace, busy_seconds, busy_share, draw_step, read_trace
 from dgl_mgpu.utils import safe_json
+from dgl_mgpu.utils.atomic_write import typed_output
 from dgl_mgpu.utils.checksums import with_sum, without_sum
 from dgl_mgpu.utils.stages import stage
 
@@ -31,7 +32,7 @@ _MOST_OPERATIONS = 12
 
 @dataclass(frozen=True)
 class StepProfile:
-    """Figures of the traced steps."""
+    """Measurements of the traced steps."""
 
     steps: int
     step_seconds: float  # median
@@ -101,11 +102,6 @@ class Profile:
     Used as a context manager around all epochs.  As soon as the steps are done, the folder has
     ``trace.json.gz`` (for ui.perfetto.dev or chrome://tracing), ``timeline.png`` (the step of
     median duration) and ``profile.json`` (`StepProfile`).  Tracing slows the host down.
-
-    Raises
-    ------
-    InvalidInputError
-        `steps` is negative.
     """
 
     def __init__(self, steps: int, folder: str | os.PathLike[str]) -> None:
@@ -165,25 +161,19 @@ class Profile:
         complete = profiler.step_num - WARM_UP
         if self._failed or not complete:
             return
-        try:
-            with stage("report"):
-                self._folder.mkdir(parents=True, exist_ok=True)
-                profiler.export_chrome_trace(str(self._folder / TRACE_FILE))
-                trace = read_trace(self._folder / TRACE_FILE)
-                trace = replace(trace, steps=trace.steps[:complete])
-                draw_step(trace, self._folder / TIMELINE_FILE)
-                text = json.dumps(with_sum(asdict(StepProfile.from_trace(trace))), indent=1)
-                (self._folder / PROFILE_FILE).write_text(text + "\n", encoding="utf-8")
-        except OSError as error:
-            raise OutputError(
-                f"write a profile to {self._folder}",
-                str(error),
-                "free space there, or choose another folder",
-            ) from error
+        fix = "free space there, or choose another folder"
+        with typed_output(f"write a profile to {self._folder}", fix), stage("report"):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            profiler.export_chrome_trace(str(self._folder / TRACE_FILE))
+            trace = read_trace(self._folder / TRACE_FILE)
+            trace = replace(trace, steps=trace.steps[:complete])
+            draw_step(trace, self._folder / TIMELINE_FILE)
+            text = json.dumps(with_sum(asdict(StepProfile.from_trace(trace))), indent=1)
+            (self._folder / PROFILE_FILE).write_text(text + "\n", encoding="utf-8")
 
 
 def read_profile(folder: str | os.PathLike[str]) -> StepProfile | None:
-    """What `Profile` measured of the run in a folder, None if it did not.
+    """The profile of the run in a folder; None if it was not profiled.
 
     Raises DataFormatError if ``profile.json`` is damaged.
     """
@@ -193,5 +183,5 @@ def read_profile(folder: str | os.PathLike[str]) -> StepProfile | None:
     try:
         return StepProfile.from_dict(without_sum(safe_json.loads(path.read_text(encoding="utf-8"))))
     except ValueError as error:
-        found = error.found if isinstance(error, DataFormatError) else str(error)
-        raise DataFormatError(f"read {path}", found, "profile the run again") from error
+        problem = error.found if isinstance(error, DataFormatError) else str(error)
+        raise DataFormatError(f"read {path}", problem, "profile the run again") from error

@@ -90,11 +90,11 @@ class TrainProgress:
         elif self._bars is None:
             return
         rate = seeds / max(now - self._epoch_start, 1e-9)
-        figures = [f"loss {loss:.4f}"]
+        metrics = [f"loss {loss:.4f}"]
         if accuracy is not None:
-            figures.append(f"{self._metric} {human_share(accuracy)}")
-        figures.append(f"{human_count(rate)} seeds/s")
-        status = "  ".join(figures)
+            metrics.append(f"{self._metric} {human_share(accuracy)}")
+        metrics.append(f"{human_count(rate)} seeds/s")
+        status = "  ".join(metrics)
         if self._bars is not None:
             self._bars.update(self._epoch_bar, completed=step, status=status, refresh=is_due)
         else:

@@ -41,14 +41,14 @@ def summary_table(
     title: str = "Training",
     test_accuracy: float | None = None,
 ) -> Table:
-    """The figures of a whole run, merged over the ranks, to be printed at its end.
+    """The summary of a whole run, merged over the ranks, to be printed at its end.
 
     Two columns: the best epoch's loss and accuracies (`test_accuracy`, in 0..1, if its model was
     tested once at the end), medians over the epochs of seeds/s and of each stage's time, and for
     each table the rows and bytes that each tier served in the whole run.
     """
     table = Table(title=escape(title), show_header=False)
-    table.add_column("figure", style="bold")
+    table.add_column("quantity", style="bold")
     table.add_column("value", justify="right")
     best = best_epoch(reports)
     table.add_row("epochs", f"{len(reports)}", end_section=best is None)
@@ -146,7 +146,7 @@ def _cell(key: str, value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, list | tuple):
-        return joined([_cell(key, part) for part in value])
+        return join_runs([_cell(key, part) for part in value])
     if isinstance(value, dict):
         return ", ".join(f"{name}: {_cell(key, part)}" for name, part in value.items())
     if not _is_number(value):
@@ -161,7 +161,7 @@ def _cell(key: str, value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
 
 
-def joined(texts: Sequence[str]) -> str:
+def join_runs(texts: Sequence[str]) -> str:
     """Texts with commas between them, runs of equal ones as ``8 x text``."""
     runs = [(text, len(list(run))) for text, run in itertools.groupby(texts)]
     return ", ".join(text if count == 1 else f"{count} x {text}" for text, count in runs)

@@ -1,1 +1,1 @@
-"""What every way of training has in common: configuration, models, ranks, checkpoints, reports."""
+"""Training runs: the launcher, trainers, objectives, CUDA graphs, checkpoints."""

@@ -25,7 +25,7 @@ _RESUMED = "resumed_run"
 def hydra_arguments(arguments: list[str]) -> list[str]:
     """The checked command line of a run, as Hydra takes it.
 
-    A run that is resumed has the configuration that it had, but for what the command line says.
+    A resumed run keeps its configuration, except for what the command line changes.
     Raises ConfigError for what is no key, group or flag; CheckpointError if the configuration of
     the resumed run cannot be read.
     """
@@ -38,8 +38,8 @@ def hydra_arguments(arguments: list[str]) -> list[str]:
                 )
     flags, overrides = _split(check_overrides(arguments))
     if (saved := _resumed_configuration(overrides)) is not None:
-        flags, overrides = _based_on(saved, flags, overrides)
-    # Ranks of torchrun but the first have no folder and no log: the run's folder is the first's.
+        flags, overrides = _override_saved(saved, flags, overrides)
+    # Under torchrun only the first rank has a folder and a log.
     folder = ["hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=stdout"]
     if not under_torchrun() or os.environ["RANK"] == "0":
         guard = "dgl_mgpu.train.checkpoint.run_folder.FolderGuard"
@@ -97,7 +97,7 @@ def check_overrides(arguments: list[str]) -> list[str]:
     for override in overrides:
         key = override.key_or_group
         if f"{key}.".startswith(_OPEN) and not override.is_delete():
-            # However often, one or all, and whether a file has it or not: the last one wins.
+            # ++ sets keys whether they exist or not; the last one wins.
             renamed[override.input_line] = f"++{str(override.input_line).lstrip('+')}"
         elif key not in known and not key.startswith(("hydra.", "hydra/", *_OPEN)):
             raise ConfigError(f"set {key}", "there is no such key", nearest(key, known))
@@ -142,7 +142,7 @@ def _resumed_configuration(overrides: list[str]) -> dict[str, Any] | None:
     return saved_config(path) if has_checkpoint(path) else None
 
 
-def _based_on(
+def _override_saved(
     saved: dict[str, Any], flags: list[str], overrides: list[str]
 ) -> tuple[list[str], list[str]]:
     """Flags and overrides with which Hydra changes a saved configuration.
@@ -162,7 +162,7 @@ def _based_on(
     words = [str(o.input_line) for o in chosen.values() if not o.is_sweep_override()]
     below = _keys(OmegaConf.to_container(_compose(words, _own_folder(flags), base=_RESUMED)))
     ConfigStore.instance().store(_RESUMED, {**base, **unchanged})
-    # Keys of one's own would be merged with those below, which the run has not had.
+    # Open keys would be merged with those of the files, which the run did not have.
     dropped = [
         f"~{key}"
         for key in sorted(below - _keys(saved))
@@ -239,7 +239,7 @@ def _compose(
 
 
 @contextlib.contextmanager
-def typed_hydra_errors(asked: str) -> Iterator[None]:
+def typed_hydra_errors(action: str) -> Iterator[None]:
     """Raise what Hydra finds wrong with a configuration as ConfigError."""
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
@@ -248,7 +248,7 @@ def typed_hydra_errors(asked: str) -> Iterator[None]:
         yield
     except (HydraException, OmegaConfBaseException, ValueError) as error:
         raise ConfigError(
-            asked,
+            action,
             str(error).partition("\n")[0].rstrip("."),
             "see configs/ for what there is; several values of a key need --multirun",
         ) from error

@@ -29,16 +29,16 @@ def make_optimizer(
     return ZeroRedundancyOptimizer(parameters, torch.optim.Adam, **options)
 
 
-def whole_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """The state dict of an optimizer, as one that holds all would have it; collective.
+def full_state_dict(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """The state dict of an optimizer, gathered on the first rank if it is sharded; collective.
 
-    Where ranks share it, that of the first rank: the others have an empty one.
+    The other ranks of a sharded optimizer get an empty one.
     """
     if not hasattr(optimizer, "consolidate_state_dict"):
         return optimizer.state_dict()
-    # That method of torch's unpickles what comes over the connections.
+    # Not by `consolidate_state_dict`, which unpickles what it receives.
     everyone, own = Communicator.of_all_machines(), optimizer.optim.state_dict()  # type: ignore[attr-defined]
-    states = [_sent_by(source, own, everyone) for source in range(everyone.size)]
+    states = [_broadcast_state(source, own, everyone) for source in range(everyone.size)]
     if everyone.rank > 0:
         return {}
     optimizer._all_state_dicts = states  # type: ignore[attr-defined]
@@ -47,7 +47,7 @@ def whole_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     return whole
 
 
-def _sent_by(source: int, own: dict[str, Any], everyone: Communicator) -> dict[str, Any]:
+def _broadcast_state(source: int, own: dict[str, Any], everyone: Communicator) -> dict[str, Any]:
     """One rank's state on all ranks, in the host's memory; collective."""
     state: dict[int, dict[str, Any]] = {}
     buffers: dict[tuple[int, str], torch.Tensor] = {}
@@ -68,29 +68,28 @@ def _sent_by(source: int, own: dict[str, Any], everyone: Communicator) -> dict[s
     return {"state": state, "param_groups": groups}
 
 
-def take_state(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
-    """Give an optimizer the whole state that another had, and keep its own options.
+def load_full_state(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
+    """Load the whole state of another optimizer, which may have been fused or sharded.
 
-    The other may have been fused, as on a GPU, or shared by ranks, where this one is not.
+    Its options, such as the learning rate, stay as configured.
     """
     groups = [
-        # What it goes by is configured; of a checkpoint it may be another's.
         {**own, "params": group["params"]}
         for group, own in zip(saved["param_groups"], optimizer.param_groups, strict=True)
     ]
-    _require_alike(optimizer, groups, saved["state"])
-    # A shared one takes out of the state what is not this rank's.
+    _check_state(optimizer, groups, saved["state"])
+    # A sharded optimizer removes other ranks' parts of the state.
     optimizer.load_state_dict({"state": dict(saved["state"]), "param_groups": groups})
     own = getattr(optimizer, "optim", None)
     if own is not None:
-        optimizer.state.clear()  # a second reference to this rank's part, which nobody looks at
+        optimizer.state.clear()  # an unused second reference to this rank's part
         for parameter, state in own.state.items():
-            # torch takes steps to the CPU on the way, where a fused kernel cannot count them.
+            # torch moves steps to the CPU, where a fused kernel cannot count them.
             if own.param_groups[0].get("fused"):
                 state["step"] = state["step"].to(parameter.device)
 
 
-def _require_alike(
+def _check_state(
     optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]], state: dict[int, Any]
 ) -> None:
     """Check that a state is that of these parameters: torch takes any, and fails later."""
@@ -116,7 +115,7 @@ def _require_alike(
                 )
 
 
-def take_first_ranks(tensors: Iterable[torch.Tensor]) -> None:
+def broadcast_from_first(tensors: Iterable[torch.Tensor]) -> None:
     """Copy the first rank's parameters or buffers to all; collective."""
     if dist.is_initialized():
         for tensor in tensors:
@@ -130,7 +129,7 @@ def flattened_gradients(parameters: Iterable[torch.Tensor]) -> torch.Tensor:
 
 
 def average_gradients(parameters: Sequence[torch.Tensor], flat: torch.Tensor | None = None) -> None:
-    """Have gradients be the mean over ranks, zeros where none has any; collective.
+    """Average gradients over ranks, zeros where no rank has any; collective.
 
     The same gradients give the same bits, whatever was computed before: they are exchanged in one
     message, in the order of the parameters, which are the same on all ranks.  Torch's
@@ -148,7 +147,7 @@ def average_gradients(parameters: Sequence[torch.Tensor], flat: torch.Tensor | N
 
 
 def sum_gradients(parameters: Sequence[torch.Tensor], *metrics: torch.Tensor) -> list[torch.Tensor]:
-    """Have gradients be the sum over ranks, and return the sums of metrics, in one message.
+    """Sum gradients over ranks, and return the sums of metrics, in one message.
 
     Collective.  Metrics have shape ().
     """

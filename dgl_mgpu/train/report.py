@@ -1,9 +1,9 @@
-"""What the first rank shows and writes of a run."""
+"""The report of a run, which its first rank shows and writes."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,10 +11,10 @@ from typing import Any
 from rich.console import Console
 
 from dgl_mgpu.config.schema import Config, flat
-from dgl_mgpu.errors import DGLMGPUError, OutputError
 from dgl_mgpu.report import EpochReport, MetricsLog, TrainProgress, best_epoch, summary_table
-from dgl_mgpu.train.checkpoint.checkpoint import goes_on_in
-from dgl_mgpu.train.trainer import Trainer
+from dgl_mgpu.train.checkpoint.checkpoint import resumes_in
+from dgl_mgpu.train.trainer import Progress, Trainer
+from dgl_mgpu.utils.atomic_write import typed_output
 
 
 class RunReport:
@@ -30,9 +30,9 @@ class RunReport:
         self._folder = folder
         self._plan = trainer.plan
         self._console = Console()
-        # A run that resumes in its own folder, or is started again, writes its epochs anew.
+        # A run that resumes in its own folder, or is restarted, rewrites its epochs.
         with self._writing():
-            goes_on = goes_on_in(folder, config.trainer.resume) or restarts > 0
+            goes_on = resumes_in(folder, config.trainer.resume) or restarts > 0
             self._log = MetricsLog(folder, resume_epoch=0 if goes_on else None)
             for earlier in trainer.reports:
                 self._log.append(earlier)
@@ -44,7 +44,6 @@ class RunReport:
             metric_name=trainer.criterion.metric_name,
         )
         self._shown = contextlib.ExitStack()
-        self.on_step = self._progress.update
 
     def __enter__(self) -> RunReport:
         self._shown.enter_context(self._progress)
@@ -52,23 +51,20 @@ class RunReport:
 
     def __exit__(self, kind: type[BaseException] | None, *exception: Any) -> None:
         self._shown.close()
-        # A full disk is no second reason, where there is one.
+        # An error of the run is not hidden by one of a full disk.
         with self._writing() if kind is None else contextlib.suppress(OSError):
             self._log.close()
 
-    @contextlib.contextmanager
-    def _writing(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            if isinstance(error, DGLMGPUError):
-                raise
-            raise OutputError(
-                f"write metrics and curves to {self._folder}",
-                str(error),
-                "free space there, or choose another folder (hydra.run.dir); trainer.resume goes "
-                "on from the last checkpoint",
-            ) from error
+    def _writing(self) -> contextlib.AbstractContextManager[None]:
+        return typed_output(
+            f"write metrics and curves to {self._folder}",
+            "free space there, or choose another folder (hydra.run.dir); trainer.resume goes "
+            "on from the last checkpoint",
+        )
+
+    def step(self, progress: Progress) -> None:
+        """Show a step."""
+        self._progress.update(*progress)
 
     def epoch(self, report: EpochReport) -> None:
         """Show and write an epoch."""
@@ -77,15 +73,15 @@ class RunReport:
             self._log.append(report)
 
     def stopped(self) -> None:
-        """Write what there is of a run that was told to stop."""
+        """Write the page of a run that stops early."""
         self._shown.close()
         self._write_page()
 
     def finish(self, reports: list[EpochReport], test_accuracy: float) -> None:
-        """Show and write what the whole run came to."""
+        """Show and write the results of the whole run."""
         from dgl_mgpu.report.plots import plot_curves  # matplotlib takes a second to import
 
-        self._shown.close()  # the bars, so that they do not stand below the table
+        self._shown.close()  # the bars, which would stay below the table
         best = best_epoch(reports)
         summary = {
             "test_accuracy": test_accuracy,
@@ -97,7 +93,7 @@ class RunReport:
             plot_curves(reports, self._folder / "curves.png", self._title)
         self._write_page(summary)
         with self._writing():
-            self._log.summary(summary)  # last: it says that the run is complete
+            self._log.summary(summary)  # last: it marks the run as complete
         self._console.print(summary_table(reports, self._title, test_accuracy))
         self._console.print(
             f"report.html, metrics and checkpoint: {self._folder}", highlight=False, soft_wrap=True

@@ -1,10 +1,12 @@
-"""A run on all ranks: epochs, checkpoints and the report, whatever a trainer trains on."""
+"""The training loop of a run on all ranks: epochs, checkpoints and the report."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
+import warnings
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
@@ -13,10 +15,9 @@ from pathlib import Path
 import torch
 
 from dgl_mgpu.comm.communicator import Communicator
-from dgl_mgpu.config.schema import Config, flat
-from dgl_mgpu.config.sections import TrainerConfig
+from dgl_mgpu.config.schema import Config, TrainerConfig, flat
 from dgl_mgpu.data import check_options
-from dgl_mgpu.errors import ConfigError, RankFailedError, WorkerFailedError
+from dgl_mgpu.errors import ConfigError, NonFiniteLossError, RankFailedError, WorkerFailedError
 from dgl_mgpu.report import best_epoch
 from dgl_mgpu.report.metrics import METRICS_FILE, read_metrics
 from dgl_mgpu.report.profile import Profile
@@ -30,31 +31,31 @@ from dgl_mgpu.train.launch.launch import launch
 from dgl_mgpu.train.launch.preemption import PreemptionHandler
 from dgl_mgpu.train.launch.typed_errors import typed_memory, warn_of_time
 from dgl_mgpu.train.report import RunReport
-from dgl_mgpu.train.trainer import Trainer
+from dgl_mgpu.train.trainer import Progress, Trainer
 from dgl_mgpu.utils.stages import stage
 from dgl_mgpu.utils.torchrun import under_torchrun
 
 log = logging.getLogger(__name__)
 
-# Ranks that are started wherever they are asked for, and for each core beyond.
+# Ranks that are allowed on any machine, and for each core.
 _RANKS_ANYWHERE, _RANKS_PER_CORE = 16, 4
-# What may differ between the machines of a run.
+# Options that may differ between the machines of a run.
 _OF_A_MACHINE = {
     "data.root", "sampler.num_workers", "store.disk_path", "topology", "trainer.resume",
 }  # fmt: skip
 
 
 def check_start(config: Config) -> None:
-    """Check what can be checked without data and ranks; ``trainer.ranks`` is what torchrun says."""
+    """Check the configuration before ranks start; under torchrun, set ``trainer.ranks``."""
     if under_torchrun():
         config.trainer.ranks = int(os.environ["WORLD_SIZE"])
     config.check()
-    asked = f"trainer.max_restarts={config.trainer.max_restarts}"
+    action = f"trainer.max_restarts={config.trainer.max_restarts}"
     if config.trainer.max_restarts and under_torchrun():
-        raise ConfigError(asked, "torchrun starts the ranks", "leave it out")
+        raise ConfigError(action, "torchrun starts the ranks", "leave it out")
     if config.trainer.max_restarts and config.trainer.ranks == 1:
         raise ConfigError(
-            asked,
+            action,
             "the only rank is this process, and nothing is left to start it again",
             "use two ranks or more, or run the command again with trainer.resume",
         )
@@ -62,7 +63,7 @@ def check_start(config: Config) -> None:
     if config.mode == "minibatch":
         config.store_options()  # which checks them
     if under_torchrun():
-        return  # which has made the ranks, and the checkpoint may be on the first one's machine
+        return  # ranks exist, and the checkpoint may be on the first rank's machine only
     if config.topology == "auto":
         require_room(config.trainer.ranks)
     if config.trainer.resume is not None:
@@ -86,11 +87,11 @@ def train(config: Config, folder: Path) -> None:
     """Train as configured; metrics, curves and checkpoints go to ``folder``.
 
     Raises typed errors, before work starts where that can be known, and Stopped after SIGTERM,
-    SIGHUP or Ctrl-C; the checkpoint says where.
+    SIGHUP or Ctrl-C, once the last checkpoint is written.
     """
     check_start(config)
     if config.mode == "fullgraph":
-        from dgl_mgpu.train.fullgraph.run import check_machine, make_trainer
+        from dgl_mgpu.train.fullgraph import check_machine, make_trainer
     else:
         from dgl_mgpu.train.minibatch.run import (  # type: ignore[assignment]
             check_machine,
@@ -101,11 +102,11 @@ def train(config: Config, folder: Path) -> None:
 
 
 def run(make_trainer: Callable[[Config], Trainer], config: Config, folder: Path) -> None:
-    """Train on ``trainer.ranks`` ranks what ``make_trainer`` makes on each; collective.
+    """Train on ``trainer.ranks`` ranks, each with a trainer of ``make_trainer``.
 
-    It is a module's function, which other processes import.  When a rank is lost, or one of its
-    workers, all are started again ``trainer.max_restarts`` times at most, and continue from the
-    run's last checkpoint.
+    ``make_trainer`` is a function of a module, which other processes import.  When a rank is lost,
+    or one of its workers, all are started again ``trainer.max_restarts`` times at most, and
+    continue from the run's last checkpoint.
     """
     warn_of_time()
     last = LastCheckpoint(folder, config.trainer.resume)
@@ -149,9 +150,9 @@ def _train(
     everyone = Communicator.of_all_machines()
     _require_one_configuration(everyone, config)
     first = everyone.rank == 0
-    # Under torchrun each rank was given a folder of its own: the first one's is the run's.
+    # Under torchrun each rank has a folder of its own: the first rank's is the run's.
     folder = everyone.broadcast_from_rank0("choose the run's folder", lambda: folder)
-    # The folder it is in may be on the first one's machine alone.
+    # Its folder may be on the first rank's machine alone.
     checkpoint = everyone.broadcast_from_rank0("read the checkpoint", partial(_checkpoint, config))
     with stage("build"):
         trainer = make_trainer(config)
@@ -165,43 +166,30 @@ def _train(
         else contextlib.nullcontext() as report,
         Profile(config.trainer.profile if first else 0, folder) as profile,
     ):
-        trainer.should_stop = stop.after_step
-        trainer.terminate_on_nan = config.trainer.terminate_on_nan
-
-        def save() -> None:
-            with stage("checkpoint"):
-                saved = config
-                if under_torchrun():  # how many ranks it made is no matter of the configuration's
-                    trainer_options = replace(config.trainer, ranks=TrainerConfig.ranks)
-                    saved = replace(config, trainer=trainer_options)
-                state = trainer.checkpoint(asdict(saved))
-                best = best_epoch(trainer.reports)
-                write = partial(
-                    state.save,
-                    folder / "checkpoints",
-                    config.trainer.keep_checkpoints,
-                    None if best is None else best.epoch,
-                )
-                everyone.broadcast_from_rank0("write a checkpoint", write)
-
-        def on_step(step: int, loss: float, accuracy: float, seeds: int) -> None:
-            if report:
-                report.on_step(step, loss, accuracy, seeds)
-            profile.step()
-
         if trainer.epoch == config.trainer.epochs:
-            save()  # nothing is left to train, and the folder may be another one
+            # Nothing is left to train, but the folder may be a new one.
+            _save(trainer, config, folder)
         for epoch in range(trainer.epoch + 1, config.trainer.epochs + 1):
             last = epoch == config.trainer.epochs
-            done = trainer.run_epoch(last, on_step)
-            stops = done is None or (stop.after_epoch() and not last)
+            watch = LossWatch(epoch, config.trainer.terminate_on_nan)
+            for progress in trainer.run_epoch(last):
+                if report:
+                    report.step(progress)
+                profile.step()
+                watch.step(progress)
+                if stop.after_step():
+                    trainer.stop()
+            is_whole = trainer.epoch == epoch
+            if is_whole:
+                watch.epoch(trainer.reports[-1].loss)
+            stops = not is_whole or (stop.after_epoch() and not last)
             if stops or last:
                 profile.close()
             if stops or last or epoch % config.trainer.checkpoint_every == 0:
-                save()
+                _save(trainer, config, folder)
             with stage("report"):
-                if report and done:
-                    report.epoch(done)
+                if report and is_whole:
+                    report.epoch(trainer.reports[-1])
                 if report and stops:
                     report.stopped()
             if stops:
@@ -214,8 +202,23 @@ def _train(
                 report.finish(trainer.reports, test_accuracy)
 
 
+def _save(trainer: Trainer, config: Config, folder: Path) -> None:
+    """Write a checkpoint on the first rank; collective."""
+    with stage("checkpoint"):
+        if under_torchrun():  # its number of ranks is not configured
+            config = replace(config, trainer=replace(config.trainer, ranks=TrainerConfig.ranks))
+        checkpoint, best = trainer.checkpoint(asdict(config)), best_epoch(trainer.reports)
+        write = partial(
+            checkpoint.save,
+            folder / "checkpoints",
+            config.trainer.keep_checkpoints,
+            None if best is None else best.epoch,
+        )
+        Communicator.of_all_machines().broadcast_from_rank0("write a checkpoint", write)
+
+
 def _require_one_configuration(ranks: Communicator, config: Config) -> None:
-    """Check that all ranks have the same: those of torchrun read a command line each."""
+    """Check that all ranks have one configuration: those of torchrun read a command line each."""
     first, *others = ranks.all_gather(flat(asdict(config)))
     for rank, other in enumerate(others, 1):
         for key in sorted((first.keys() | other.keys()) - _OF_A_MACHINE):
@@ -235,7 +238,7 @@ def _checkpoint(config: Config) -> Checkpoint | None:
     checkpoint = Checkpoint.load(Path(config.trainer.resume))
     checkpoint.require_same_run(asdict(config))
     epochs = config.trainer.epochs
-    # A run that failed after its last epoch was yet to be tested and to be reported of.
+    # A run that failed after its last epoch still needs its test and its report.
     ended = checkpoint.epoch == epochs == checkpoint.config["trainer"]["epochs"]
     if checkpoint.epoch >= epochs and not (ended and not _is_complete(config.trainer.resume)):
         raise ConfigError(
@@ -247,6 +250,39 @@ def _checkpoint(config: Config) -> Checkpoint | None:
 
 
 def _is_complete(resumed: str) -> bool:
-    """Whether the run that is to be resumed has written all that a run writes."""
+    """Whether the resumed run wrote its summary."""
     file = run_folder(resumed) / METRICS_FILE
     return file.exists() and read_metrics(file)[1] is not None
+
+
+class LossWatch:
+    """Warns of the first loss in an epoch that is not finite, or raises NonFiniteLossError."""
+
+    def __init__(self, epoch: int, raises: bool) -> None:
+        self._epoch = epoch
+        self._raises = raises
+        self._has_warned = False
+
+    def step(self, progress: Progress) -> None:
+        """Check a step.  A mean over the epoch's steps stays NaN once one was."""
+        # On a GPU neither is known of the first steps.
+        if not math.isnan(progress.accuracy):
+            self._check(progress.loss, f"by step {progress.step}")
+
+    def epoch(self, loss: float) -> None:
+        """Check the mean loss of all ranks."""
+        self._check(loss, "by its end")
+
+    def _check(self, loss: float, when: str) -> None:
+        if math.isfinite(loss) or self._has_warned:
+            return
+        self._has_warned = True
+        action, problem = f"train epoch {self._epoch}", f"the loss is {loss} {when}"
+        fix = "lower trainer.lr, use trainer.precision=float32, and look for NaN in the features"
+        if self._raises:
+            raise NonFiniteLossError(action, problem, fix)
+        warnings.warn(
+            f"{action}: {problem}; {fix}. Such an epoch is not taken for the best one; "
+            "trainer.terminate_on_nan=true ends the run.",
+            stacklevel=2,
+        )

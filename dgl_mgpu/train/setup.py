@@ -1,4 +1,4 @@
-"""What a run begins with on all ranks: its data set, its model and its optimizer."""
+"""The data set, model and optimizer of a run."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 def ranks_of_this_machine(config: Config) -> int:
-    """How many of the job's ranks are on this machine."""
+    """The number of the job's ranks on this machine."""
     return int(os.environ["LOCAL_WORLD_SIZE"]) if under_torchrun() else config.trainer.ranks
 
 
 def load_dataset(config: Config) -> Dataset | HeteroDataset:
-    """The configured data set, with the self-loops and input features that the model wants.
+    """The configured data set, with the self-loops and input features that the model needs.
 
     Raises as :func:`dgl_mgpu.data.load`, and if a node of its split has no class that is learned.
     """
@@ -51,7 +51,7 @@ def load_dataset(config: Config) -> Dataset | HeteroDataset:
 
 
 def adapt_to_model(config: Config, dataset: Dataset | HeteroDataset) -> Dataset | HeteroDataset:
-    """A data set with the relations of self-loops and the input features that the model wants."""
+    """A data set with the self-loop relations and input features that the model needs."""
     if isinstance(dataset, HeteroDataset) and config.model.self_loops:
         dataset = with_self_loops(dataset)
     return without_inputs(dataset) if config.model.inputs == "learned" else dataset
@@ -71,7 +71,7 @@ def seeded_model(
     """
     trainer = config.trainer
     torch.manual_seed(trainer.seed)
-    # PinSAGE's and a full graph's layers are counted by fanouts as well.
+    # Fanouts also give the number of layers of PinSAGE and on a full graph.
     model = build_model(config.model, num_features, num_classes, len(config.sampler.fanouts))
     model = model.to(device)
     torch.manual_seed(trainer.seed * 1_000_003 + Communicator.of_all_machines().rank)

@@ -18,7 +18,6 @@ from dgl_mgpu.comm.communicator import Communicator
 from dgl_mgpu.config.schema import Config, FullGraphConfig, config_of_run
 from dgl_mgpu.errors import (
     CheckpointError,
-    DGLMGPUError,
     InvalidInputError,
     OutputError,
     PlanDoesNotFitError,
@@ -27,9 +26,9 @@ from dgl_mgpu.errors import (
 )
 from dgl_mgpu.machine.shared_memory import SharedMemory
 from dgl_mgpu.train.checkpoint.checkpoint import Checkpoint
-from dgl_mgpu.train.checkpoint.validation import OF_OTHER_STATES, require_dtypes
+from dgl_mgpu.train.checkpoint.validation import STATE_ERRORS, require_dtypes
 from dgl_mgpu.train.trainer import Trainer
-from dgl_mgpu.utils.atomic_write import atomic_write
+from dgl_mgpu.utils.atomic_write import atomic_write, typed_output
 from dgl_mgpu.utils.stages import stage
 
 
@@ -40,8 +39,8 @@ class TrainedRun:
     Attributes
     ----------
     config : Config
-        What the run was configured with, but for what says how it was carried out: it is on
-        ``device``, and of the ranks that there are now.
+        The run's configuration, for ``device`` and the present ranks: options of how the run was
+        carried out are replaced.
     model : nn.Module
         Of the epoch that validated best; in eval mode, on ``device``.
     """
@@ -106,23 +105,23 @@ def load_run(
     RankFailedError
         On the other ranks, if the first one raised any of these.
     """
-    asked = f"load the run {folder}"
+    action = f"load the run {folder}"
     if device not in ("cpu", "cuda"):
-        raise InvalidInputError(asked, f"there is no device {device!r}", "pass 'cpu' or 'cuda'")
+        raise InvalidInputError(action, f"there is no device {device!r}", "pass 'cpu' or 'cuda'")
     if device == "cuda" and not torch.cuda.is_available():
-        raise UnavailableError(f"{asked} to a GPU", "torch sees no GPU", "use device 'cpu'")
+        raise UnavailableError(f"{action} to a GPU", "torch sees no GPU", "use device 'cpu'")
     everyone = Communicator.of_all_machines()
-    checkpoint = everyone.broadcast_from_rank0(asked, partial(_checkpoint, asked, Path(folder)))
-    config = _carried_out_here(checkpoint.config, device, everyone.size)
+    checkpoint = everyone.broadcast_from_rank0(action, partial(_checkpoint, action, Path(folder)))
+    config = _prediction_config(checkpoint.config, device, everyone.size)
     if root is not None:
         config.data.root = os.fspath(root)
     gpus = [torch.cuda.current_device()] if device == "cuda" else []
     try:
         # The caller's random numbers are not the run's to draw.
         with stage("build"), torch.random.fork_rng(gpus):
-            trainer = _restored(config, torch.device(device))
+            trainer = _make_trainer(config, torch.device(device))
     except PlanDoesNotFitError as error:
-        # What it says to do is for training: here, the run has said what memory there is.
+        # The error's advice is for training; here memory is configured by the run.
         had = checkpoint.config["trainer"]["ranks"]
         fix = (
             f"use more ranks than {everyone.size} (the run had {had}), whose memory counts together"
@@ -130,17 +129,19 @@ def load_run(
         memory = SharedMemory.of_this_machine()
         if error.needed > memory.room:
             fix += f", or {memory.advice(error.needed)}"
-        raise PlanDoesNotFitError(asked, error.found, fix, error.needed, error.available) from error
+        raise PlanDoesNotFitError(
+            action, error.found, fix, error.needed, error.available
+        ) from error
     try:
         require_dtypes(trainer.model, checkpoint.best_model)
         trainer.model.load_state_dict(checkpoint.best_model)
-    except OF_OTHER_STATES as error:  # ours, torch's, or of learned rows
+    except STATE_ERRORS as error:  # ours, torch's, or of learned rows
         if isinstance(error, RankFailedError):
             raise
         lines = str(error).splitlines() or [type(error).__name__]
         why = error.found if isinstance(error, CheckpointError) else lines[-1]
         raise CheckpointError(
-            asked,
+            action,
             f"its model does not fit this data ({why.strip()})",
             "name the data that the run was trained on",
         ) from error
@@ -156,39 +157,35 @@ def write_predictions(folder: str | os.PathLike[str], out: Path, device: str = "
     several; or ``embeddings``, float32, of a run of link prediction.  Raises OutputError if it
     cannot be written, and as `load_run` and `TrainedRun.predict`.
     """
-    asked = f"write predictions to {out}"
+    action = f"write predictions to {out}"
     if out.is_dir():
-        raise OutputError(asked, "it is a folder", "name a file")
+        raise OutputError(action, "it is a folder", "name a file")
     run = load_run(folder, device)
     is_first = Communicator.of_all_machines().rank == 0
-    try:
+    with (
+        typed_output(action, "name a file that can be written"),
         # Raises before predictions are computed that cannot be written.
-        with atomic_write(out) if is_first else contextlib.nullcontext() as file:
-            rows = run.predict()
-            predictions = run._trainer.criterion.predictions(rows)
-            if file is not None:
-                arrays: dict[str, Any] = {
-                    name: values.numpy() for name, values in predictions.items()
-                }
-                with stage("report"):  # which may take as long as it writes
-                    np.savez(file, **arrays)
-    except OSError as error:
-        if isinstance(error, DGLMGPUError):
-            raise
-        raise OutputError(asked, str(error), "name a file that can be written") from error
+        atomic_write(out) if is_first else contextlib.nullcontext() as file,
+    ):
+        rows = run.predict()
+        predictions = run._trainer.criterion.predictions(rows)
+        if file is not None:
+            arrays: dict[str, Any] = {name: values.numpy() for name, values in predictions.items()}
+            with stage("report"):  # of any length
+                np.savez(file, **arrays)
     return f"{' and '.join(predictions)} of {len(rows):,} nodes"
 
 
-def _checkpoint(asked: str, folder: Path) -> Checkpoint:
+def _checkpoint(action: str, folder: Path) -> Checkpoint:
     try:
         return Checkpoint.load(folder)
     except CheckpointError as error:
         raise CheckpointError(
-            asked, error.found, "name the folder of a run, or another of its checkpoints"
+            action, error.found, "name the folder of a run, or another of its checkpoints"
         ) from error
 
 
-def _carried_out_here(saved: Mapping[str, Any], device: str, num_ranks: int) -> Config:
+def _prediction_config(saved: Mapping[str, Any], device: str, num_ranks: int) -> Config:
     """A run's configuration for ranks that train nothing."""
     config = config_of_run(saved)
     config.topology = "auto"  # this and the links were of the run's machine and its ranks
@@ -200,10 +197,10 @@ def _carried_out_here(saved: Mapping[str, Any], device: str, num_ranks: int) -> 
     return config
 
 
-def _restored(config: Config, device: torch.device) -> Trainer:
-    """What trained a run, with its model as it began."""
+def _make_trainer(config: Config, device: torch.device) -> Trainer:
+    """The trainer of a run, with an untrained model."""
     if config.mode == "fullgraph":
-        from dgl_mgpu.train.fullgraph import run as fullgraph
+        from dgl_mgpu.train import fullgraph
 
         return fullgraph.make_trainer(config, device)
     from dgl_mgpu.train.minibatch import run as minibatch

@@ -12,7 +12,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from dgl_mgpu.errors import DGLMGPUError, OutputError
+
 _ENDING = ".partial"
+
+
+@contextlib.contextmanager
+def typed_output(action: str, fix: str) -> Iterator[None]:
+    """Raise OutputError, with this action and advice, for an OSError that is none of ours."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, DGLMGPUError):
+            raise
+        raise OutputError(action, str(error), fix) from error
 
 
 @contextlib.contextmanager

@@ -1,18 +1,33 @@
-"""The stages of a step, named for whoever watches: Nsight Systems, torch's profiler, a report."""
+"""Stages of a step, for Nsight Systems, torch's profiler, reports and a job's watch for hangs."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import faulthandler
 import itertools
+import os
+import signal
+import threading
 import time
 from collections import Counter, deque
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
 
-#: What the names of stages begin with in a trace, where other ranges are as well.
+#: Prefix of the names of stages in a trace, which has other ranges as well.
 PREFIX = "stage "
+_NOTE = "in stage "
+#: Makes a process write the stacks of its threads, also while it waits in C.
+STACK_SIGNAL = signal.SIGRTMIN + 7
+#: Around a step of a whole graph on CPUs, which has no bound.
+WHOLE_GRAPH = "whole graph"
+# Stages of any length, in which a rank need not enter another one to advance: it uses its cores,
+# reads or writes.  So it is before its first stage.
+_LONG_STAGES = {"build", "checkpoint", "report", WHOLE_GRAPH}
+_STAGE_BYTES = 80
 
 
 class stage:  # as a function in a ``with``
@@ -32,14 +47,14 @@ class stage:  # as a function in a ``with``
     def __enter__(self) -> None:
         # A range of the profiler takes microseconds, also while there is no profiler.
         is_profiled = torch.autograd.profiler._is_profiler_enabled
-        self._listeners = self._heard(is_profiled) if is_profiled or _listening else None
+        self._listeners = self._enter_listeners(is_profiled) if is_profiled or _listening else None
         # Not `is_available`, which takes its time and keeps processes from being forked.
         self._is_ranged = torch.cuda.is_initialized()
         if self._is_ranged:
             torch.cuda.nvtx.range_push(PREFIX + self._name)
 
-    def _heard(self, is_profiled: bool) -> contextlib.ExitStack:
-        """What ends the stage for those who listen."""
+    def _enter_listeners(self, is_profiled: bool) -> contextlib.ExitStack:
+        """Begin the stage for all listeners; leaving the result ends it."""
         with contextlib.ExitStack() as listeners:
             if is_profiled:
                 listeners.enter_context(torch.profiler.record_function(PREFIX + self._name))
@@ -106,6 +121,96 @@ class StageTimes:
         while self._under_way and self._under_way[0][2].query():
             name, begin, end = self._under_way.popleft()
             self._seconds[name] += begin.elapsed_time(end) / 1000
+
+
+class Heartbeat(ctypes.Structure):
+    """A rank's stage and progress, in memory that other processes read."""
+
+    _fields_ = (
+        ("process", ctypes.c_int64),  # 0 before the rank has one
+        # Descriptor of the file to which it writes its stacks at STACK_SIGNAL; 0 before and after.
+        ("stacks", ctypes.c_int64),
+        # Its thread that watches heartbeats, whose own work does not count; 0 without one.
+        ("watcher", ctypes.c_int64),
+        ("beats", ctypes.c_uint64),  # how often it has entered or left a stage
+        # How often it has entered a stage of an epoch that is in no other; ranks enter the same.
+        ("steps", ctypes.c_uint64),
+        # Whether it enters a stage within seconds or minutes, as the steps of an epoch do.
+        ("in_step", ctypes.c_bool),
+        ("stage", ctypes.c_char * _STAGE_BYTES),
+    )
+
+    def last_stage(self) -> str:
+        """The stage in the form of `stage_of`, also of a process that has ended."""
+        stage = self.stage.decode(errors="replace")
+        return f" {_NOTE}{stage}" if stage else ""
+
+    def stacks_file(self) -> Path:
+        """The path of its stacks for other processes of this user."""
+        return Path(f"/proc/{self.process}/fd/{self.stacks}")
+
+
+class StageTracker(StageTimes):
+    """Follows the stages that this process is in, within ``with``.
+
+    An exception that leaves a stage gets a note of it (`stage_of`); the heartbeat has the stage for
+    other processes.
+    """
+
+    def __init__(self, heartbeat: Heartbeat | None = None) -> None:
+        super().__init__(torch.device("cpu"))
+        self._heartbeat = Heartbeat() if heartbeat is None else heartbeat
+        self._process = os.getpid()
+        self._thread = threading.get_ident()
+        self._stage = threading.local()
+        self._has_stepped = False
+
+    def __enter__(self) -> StageTracker:
+        super().__enter__()
+        self._heartbeat.process = self._process
+        self._stacks = os.memfd_create("stacks", os.MFD_CLOEXEC)
+        faulthandler.register(STACK_SIGNAL, self._stacks, all_threads=True)
+        self._heartbeat.stacks = self._stacks
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._heartbeat.stacks = 0
+        faulthandler.unregister(STACK_SIGNAL)
+        os.close(self._stacks)
+        super().__exit__(*exception)
+
+    @contextlib.contextmanager
+    def _measured(self, name: str) -> Iterator[None]:
+        if os.getpid() != self._process:  # a worker's stages are not this process's
+            yield
+            return
+        around = getattr(self._stage, "name", "")
+        self._show(f"{name} of {around}" if around else name, is_step=not around)
+        try:
+            yield
+        except Exception as error:
+            if not stage_of(error):
+                error.add_note(_NOTE + self._stage.name)
+            raise
+        finally:
+            self._show(around)
+
+    def _show(self, stage: str, is_step: bool = False) -> None:
+        self._stage.name = stage
+        heartbeat = self._heartbeat
+        if threading.get_ident() == self._thread:
+            is_long = not _LONG_STAGES.isdisjoint(stage.split(" of "))
+            self._has_stepped |= is_step and not is_long
+            heartbeat.stage = stage.encode()[:_STAGE_BYTES]
+            heartbeat.steps += is_step and not is_long
+            heartbeat.in_step = self._has_stepped and not is_long
+        heartbeat.beats += 1
+
+
+def stage_of(error: BaseException) -> str:
+    """The stage of an error, as the end of a sentence: ``" in stage gather of load"``, or ""."""
+    notes = (note for note in getattr(error, "__notes__", ()) if note.startswith(_NOTE))
+    return next((f" {note}" for note in notes), "")
 
 
 class StageClock:

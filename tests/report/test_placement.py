@@ -19,9 +19,9 @@ from dgl_mgpu.machine import HostGroup, Topology, preset
 from dgl_mgpu.placement import HOST, Plan, TableSpec, locate, solve
 from dgl_mgpu.placement.cost import efficiency
 from dgl_mgpu.report import machine_map
-from dgl_mgpu.report.colours import KEPT_COLOURS
+from dgl_mgpu.report.colours import LOCATION_COLOURS
 from dgl_mgpu.report.machine_map import MachineMap
-from dgl_mgpu.report.placement import Busy, bytes_kept, contents, tier_bandwidths
+from dgl_mgpu.report.placement import LinkUtilisation, bytes_by_location, contents, tier_bandwidths
 from dgl_mgpu.report.placement_plot import placement_figure, plot_placements
 
 ROWS, ROW_BYTES, READS = 240, 4096, 1000.0
@@ -81,8 +81,8 @@ def plan(request):
 
 def test_bytes_of_each_memory_row_by_row(plan):
     n = plan.num_gpus
-    expected = [dict.fromkeys(KEPT_COLOURS, 0) for _ in range(n + 2)]
-    once = dict.fromkeys(KEPT_COLOURS, 0)
+    expected = [dict.fromkeys(LOCATION_COLOURS, 0) for _ in range(n + 2)]
+    once = dict.fromkeys(LOCATION_COLOURS, 0)
     for tier, part in rows_of(plan):
         holders = tier.copies[part]
         kept = {n: "every", 1: "one"}.get(len(holders), "several") if holders else tier.memory
@@ -98,7 +98,9 @@ def test_bytes_of_each_memory_row_by_row(plan):
         assert memory == pytest.approx({kept: size for kept, size in held.items() if size})
     totals = [sum(memory.values()) for memory in found]
     assert totals == pytest.approx([*plan.gpu_bytes, plan.host_bytes, plan.disk_bytes], abs=4)
-    assert bytes_kept(plan, "feat") == pytest.approx({k: size for k, size in once.items() if size})
+    assert bytes_by_location(plan, "feat") == pytest.approx(
+        {k: size for k, size in once.items() if size}
+    )
 
 
 def test_loads_row_by_row(plan):
@@ -122,7 +124,7 @@ def test_loads_row_by_row(plan):
 
 
 def test_busy_shares_are_bytes_over_bandwidth_over_time(plan):
-    busy = Busy.from_plan(plan)
+    busy = LinkUtilisation.from_plan(plan)
     spent = {(load.kind, load.readers, load.holders): load for load in plan.loads}
     for (kind, readers, holders), load in spent.items():
         share = load.nbytes / (load.bandwidth * 1e9 * efficiency(kind, ROW_BYTES))
@@ -141,25 +143,27 @@ def test_busy_shares_are_bytes_over_bandwidth_over_time(plan):
 def test_a_step_by_hand():
     even = [table(np.ones(ROWS))]
     dealt = solve(two_gpus(), even, "partitioned")
-    busy = Busy.from_plan(dealt)
+    busy = LinkUtilisation.from_plan(dealt)
     # 500 rows over 50 GB/s; a GPU's memory serves its own 500 and the other's at 900 GB/s.
     assert dealt.step_seconds == pytest.approx(500 * 4096 / 50e9)
     assert busy.links == pytest.approx(np.array([[1 / 9, 1.0], [1.0, 1 / 9]]))
     assert busy.peer_share(0) == pytest.approx(1.0)
     # All 2000 rows of both come over the 30 GB/s that they share, of which reads reach 95 %.
-    off = Busy.from_plan(solve(two_gpus(), even, "host"))
+    off = LinkUtilisation.from_plan(solve(two_gpus(), even, "host"))
     assert off.shared == {(0, 1): pytest.approx(1.0)}
     assert off.host == pytest.approx([30 / 50, 30 / 40])
     # Half of the rows on the disk: 1000 rows at 4 GB/s, after 2000 at 28.5.
     disk = solve(two_gpus(), even, "host", host_budget=120 * 4096, allow_disk=True)
     times = 2000 * 4096 / 28.5e9, 1000 * 4096 / 4e9
     assert disk.step_seconds == pytest.approx(sum(times))
-    assert Busy.from_plan(disk).disk == pytest.approx(times[1] / sum(times))
-    assert Busy.from_plan(disk).shared[0, 1] == pytest.approx(times[0] / sum(times))
+    assert LinkUtilisation.from_plan(disk).disk == pytest.approx(times[1] / sum(times))
+    assert LinkUtilisation.from_plan(disk).shared[0, 1] == pytest.approx(times[0] / sum(times))
 
 
 def test_what_a_switch_serves_and_takes():
-    busy = Busy.from_plan(solve(preset("hgx-h200"), [table(np.ones(ROWS))], "partitioned"))
+    busy = LinkUtilisation.from_plan(
+        solve(preset("hgx-h200"), [table(np.ones(ROWS))], "partitioned")
+    )
     # Seven links of 396 GB/s behind ports of 373.
     assert busy.taken == pytest.approx(np.ones(8))
     assert busy.served == pytest.approx(np.ones(8))
@@ -183,7 +187,7 @@ def _map(plan):
     figure = Figure(figsize=(12.0, 6.0), dpi=100)
     FigureCanvasAgg(figure)
     axes = figure.add_axes((0.0, 0.08, 0.93, 0.9))
-    MachineMap(axes, plan, Busy.from_plan(plan)).draw()
+    MachineMap(axes, plan, LinkUtilisation.from_plan(plan)).draw()
     return figure, axes
 
 
@@ -206,7 +210,7 @@ def test_boxes_are_filled_as_far_as_memories_are(plan):
         for kept, size in contents(plan)[gpu].items():
             # What is little is drawn as long as is seen, for which the largest makes room.
             share = size / plan.gpu_budget[gpu]
-            assert heights[KEPT_COLOURS[kept]] == pytest.approx(max(share, 0.04), abs=0.081)
+            assert heights[LOCATION_COLOURS[kept]] == pytest.approx(max(share, 0.04), abs=0.081)
         assert sum(heights.values()) <= 1 + 1e-9
 
 

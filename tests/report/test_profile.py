@@ -12,7 +12,8 @@ from dgl_mgpu.errors import DataFormatError, InvalidInputError, OutputError
 from dgl_mgpu.report import profile as profiling
 from dgl_mgpu.report.profile import WARM_UP, Profile, StepProfile, read_profile
 from dgl_mgpu.report.timeline import read_trace
-from dgl_mgpu.train.launch.heartbeat import Heartbeats, StageTracker
+from dgl_mgpu.train.launch.hangs import Heartbeats
+from dgl_mgpu.utils.stages import StageTracker
 from tests.report.traces import gpu_events, train, write_trace
 
 

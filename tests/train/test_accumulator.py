@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from dgl_mgpu.train.metrics import MetricAccumulator
+from dgl_mgpu.train.objectives import MetricAccumulator
 
 CPU = torch.device("cpu")
 

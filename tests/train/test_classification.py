@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from dgl_mgpu.train import metrics as auc
-from dgl_mgpu.train.metrics import MultiLabel, SingleLabel
+from dgl_mgpu.train import objectives as auc
+from dgl_mgpu.train.objectives import MultiLabel, SingleLabel
 from tests.roc import roc_auc
 
 CPU = torch.device("cpu")
@@ -93,7 +93,7 @@ def test_labels_are_ranked_some_at_a_time(monkeypatch):
     seen = []
     areas = auc.areas
     monkeypatch.setattr(auc, "areas", lambda *both: seen.append(both[0].shape) or areas(*both))
-    monkeypatch.setattr(auc, "_AT_ONCE", 250)
+    monkeypatch.setattr(auc, "_SCORES_AT_ONCE", 250)
     assert MultiLabel(9).score([(logits, targets)], CPU) == expected
     assert seen == [(100, 2)] * 4 + [(100, 1)]
 

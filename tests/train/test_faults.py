@@ -510,7 +510,7 @@ def test_torchrun_passes_sigterm_on(tmp_path, data, mode):
 
 
 def _one_ends(folder: Path) -> None:
-    watch._OWN_WORD_SECONDS = 0.5
+    watch._OWN_REPORT_SECONDS = 0.5
     ranks = Communicator.of_all_machines()
     heard: queue.Queue[Exception] = queue.Queue()
     with contextlib.suppress(KeyError), watch.PeerMonitor(ranks, "127.0.0.1", heard.put):

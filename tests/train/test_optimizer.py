@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from dgl_mgpu.train.checkpoint.checkpoint import Checkpoint
-from dgl_mgpu.train.optimizer import take_state, whole_state
+from dgl_mgpu.train.optimizer import full_state_dict, load_full_state
 from dgl_mgpu.train.trainer import Trainer
 from tests.train import jobs
 from tests.train.jobs import equal_states
@@ -99,5 +99,5 @@ def test_an_optimizer_that_is_never_fused_takes_its_state():
     )
     layer(torch.ones(1, 3)).sum().backward()
     saved.step()
-    take_state(other, whole_state(saved))
+    load_full_state(other, full_state_dict(saved))
     assert all(equal_states(other.state[each], saved.state[each]) for each in layer.parameters())

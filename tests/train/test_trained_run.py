@@ -25,11 +25,11 @@ from dgl_mgpu.errors import (
 )
 from dgl_mgpu.report import read_metrics
 from dgl_mgpu.train.checkpoint.checkpoint import Checkpoint
-from dgl_mgpu.train.launch.heartbeat import Heartbeats, StageTracker
+from dgl_mgpu.train.launch.hangs import Heartbeats
 from dgl_mgpu.train.launch.launch import launch
 from dgl_mgpu.train.minibatch.trainer import MiniBatchTrainer
 from dgl_mgpu.train.trained_run import write_predictions
-from dgl_mgpu.utils.stages import stage
+from dgl_mgpu.utils.stages import StageTracker, stage
 
 SIZE = {"num_nodes": 800, "num_edges": 8000}
 SIZES = {"num_users": 100, "num_tags": 20, "num_items": 400}

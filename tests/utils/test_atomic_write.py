@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from dgl_mgpu.utils.atomic_write import atomic_write
+from dgl_mgpu.errors import OutputError
+from dgl_mgpu.utils.atomic_write import atomic_write, typed_output
 
 
 def partial_of(path) -> str:
@@ -54,3 +55,15 @@ def test_what_is_no_file_is_left_as_it_is(tmp_path):
         with pytest.raises(FileExistsError, match="no regular file"), atomic_write(path):
             pytest.fail("it is told before anything is done")
     assert (tmp_path / "device").is_fifo() and len(list(tmp_path.iterdir())) == 2
+
+
+def test_errors_of_the_system_are_typed_and_typed_ones_stay():
+    with (
+        pytest.raises(OutputError, match=r"cannot write a page: .*No space left.*; free space"),
+        typed_output("write a page", "free space"),
+    ):
+        raise OSError(28, "No space left on device")
+    typed = OutputError("write a picture", "the disk is full", "free space")
+    with pytest.raises(OutputError) as raised, typed_output("write a page", "free space"):
+        raise typed
+    assert raised.value is typed

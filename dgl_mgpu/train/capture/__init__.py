@@ -1,6 +1,5 @@
 """Training steps as CUDA graphs, which the host launches at once and not kernel by kernel."""
 
-from dgl_mgpu.train.capture.passes import normalised_batch
-from dgl_mgpu.train.capture.step import CapturedStep
+from dgl_mgpu.train.capture.step import CapturedStep, normalised_batch
 
 __all__ = ["CapturedStep", "normalised_batch"]

@@ -23,81 +23,41 @@ def _nothing() -> None:
 
 
 class ShapeKey(NamedTuple):
-    """What mini-batches must have in common to share a slot.
+    """The key that mini-batches have in common to share a slot."""
 
-    Attributes
-    ----------
-    sizes : hashable
-        :attr:`Sizes.shape`.
-    modes : tuple of bool
-        Which modules are training.
-    """
-
-    sizes: Hashable
-    modes: tuple[bool, ...]
+    sizes: Hashable  # :attr:`Sizes.shape`
+    modes: tuple[bool, ...]  # training flags of all modules
 
 
 @dataclass
 class Results:
-    """What a graph computed.
+    """Results of a graph."""
 
-    Attributes
-    ----------
-    loss : Tensor, shape ()
-    outputs : Tensor, shape (seeds, ...)
-    labels : Tensor, shape (seeds, ...)
-    gradients : list of Tensor or None
-        By parameter.
-    flat : Tensor or None
-        All gradients concatenated, where ranks average them.
-    """
-
-    loss: torch.Tensor
-    outputs: torch.Tensor
+    loss: torch.Tensor  # shape ()
+    outputs: torch.Tensor  # shape (seeds, ...), as the labels
     labels: torch.Tensor
-    gradients: list[torch.Tensor | None]
-    flat: torch.Tensor | None
+    gradients: list[torch.Tensor | None]  # by parameter
+    flat: torch.Tensor | None  # all gradients concatenated, where ranks average them
 
 
 @dataclass(eq=False)
 class GraphSlot:
-    """A CUDA graph and the static buffers that hold its mini-batch.
+    """A CUDA graph and the static buffers that hold its mini-batch."""
 
-    Attributes
-    ----------
-    owner : object
-        The step that it belongs to.
-    shape_key : ShapeKey
-        Of the mini-batches that fit.
-    buffers : StaticBuffers
-    num_seeds : int
-        Rows of the outputs.
-    replay : callable
-        Computes the mini-batch in the buffers.
-    current_batch : callable
-        Returns that mini-batch, or None once the script is done with it.
-    last_use : StreamEvent
-        On the script's stream, after the last mini-batch was computed.
-    """
-
-    owner: object
+    owner: object  # the step that it belongs to
     shape_key: ShapeKey
     buffers: StaticBuffers
-    num_seeds: int
-    replay: Callable[[], Results]
+    num_seeds: int  # rows of the outputs
+    replay: Callable[[], Results]  # computes the mini-batch in the buffers
+    #: Returns that mini-batch, or None once the script is done with it.
     current_batch: Callable[[], SlotBatch | None] = _nothing
+    #: On the script's stream, after the last mini-batch was computed.
     last_use: StreamEvent = None
 
 
 @dataclass(eq=False)
 class SlotBatch:
-    """A mini-batch in a slot, valid until the next one is asked for.
-
-    Raises
-    ------
-    InvalidInputError
-        If it is used later.
-    """
+    """A mini-batch in a slot, valid until the next one; a later use raises InvalidInputError."""
 
     _slot: GraphSlot
     _sizes: Sizes
@@ -119,19 +79,13 @@ class SlotBatch:
 
 def free_slot(slots: Sequence[GraphSlot]) -> GraphSlot | None:
     """A slot without a mini-batch, if there is one."""
-    return next((each for each in slots if each.current_batch() is None), None)
+    return next((slot for slot in slots if slot.current_batch() is None), None)
 
 
 class SlotPool:
     """The slots of a step, which a loader's mini-batches go into.
 
-    Parameters
-    ----------
-    slots : callable
-        Returns the current slots.
-    modes : callable
-        Returns which modules are training.
-    device : torch.device
+    ``slots`` returns the current ones, and ``modes`` the training flags of all modules.
     """
 
     def __init__(
@@ -166,9 +120,9 @@ class SlotPool:
 
     def batches(self, loader: Any) -> Iterator[Any]:
         """A pass over a loader that starts now: mini-batches in slots, or blocks."""
-        return self._handed_out(batches_into_slots(loader, self))
+        return self._freed_after_use(batches_into_slots(loader, self))
 
-    def _handed_out(self, batches: Iterator[Any]) -> Iterator[Any]:
+    def _freed_after_use(self, batches: Iterator[Any]) -> Iterator[Any]:
         for batch in batches:
             if not isinstance(batch, SlotBatch):
                 *_, blocks = batch
@@ -178,11 +132,10 @@ class SlotPool:
             try:
                 yield batch
                 assert slot is not None
-                # After what the script has done with the results, too.
+                # Also after the script's use of the results.
                 slot.last_use = record_event(self._device)
             finally:
-                # Also if the script left the loop, at whatever time that is noticed: the step has
-                # recorded the slot's last use.
+                # Also if the script left the loop: the step has recorded the slot's last use.
                 if slot is not None:
                     slot.current_batch = _nothing
                 # So that the slot's memory is free before others are captured.

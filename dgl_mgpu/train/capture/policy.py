@@ -1,4 +1,4 @@
-"""Which mini-batches a CUDA graph is captured for, and with how much capacity.
+"""The choice of mini-batches for which a CUDA graph is captured, and of its capacity.
 
 The policy depends on the mini-batches alone and never on timing, so every run decides the same."""
 
@@ -16,17 +16,10 @@ WARM_UP = 3
 
 
 class CapturePolicy:
-    """Chooses the shape of mini-batches to capture, from those so far.
-
-    Attributes
-    ----------
-    shape_key : ShapeKey or None
-        Of the mini-batches that a graph computes.
-    capacity : Sizes or None
-        Of their static buffers.
-    """
+    """Chooses the shape of mini-batches to capture, from those so far."""
 
     def __init__(self) -> None:
+        #: Of the mini-batches that a graph computes, and of their static buffers.
         self.shape_key: ShapeKey | None = None
         self.capacity: Sizes | None = None
         #: By key: mini-batches so far, and the largest sizes of those that did not fit.
@@ -56,9 +49,9 @@ class CapturePolicy:
         return {
             "chosen": None
             if self.capacity is None
-            else [self.shape_key, *_of_sizes(self.capacity)],
+            else [self.shape_key, *_size_lists(self.capacity)],
             "counts": [[key, count] for key, count in self._counts.items()],
-            "largest": [[key, *_of_sizes(sizes)] for key, sizes in self._largest.items()],
+            "largest": [[key, *_size_lists(sizes)] for key, sizes in self._largest.items()],
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
@@ -66,11 +59,11 @@ class CapturePolicy:
         chosen = state["chosen"]
         key, capacity = (None, None) if chosen is None else _shape_key_and_sizes(*chosen)
         counts = Counter({_shape_key(*key): int(count) for key, count in state["counts"]})
-        self._largest = dict(_shape_key_and_sizes(*each) for each in state["largest"])
+        self._largest = dict(_shape_key_and_sizes(*entry) for entry in state["largest"])
         self.shape_key, self.capacity, self._counts = key, capacity, counts
 
 
-def _of_sizes(sizes: Sizes) -> tuple[Any, Any]:
+def _size_lists(sizes: Sizes) -> tuple[Any, Any]:
     return sizes.nodes, sizes.edges
 
 

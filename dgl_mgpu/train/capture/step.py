@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from dgl.dataloading import DataLoader
+from dgl.heterograph import DGLBlock
 from torch import nn
 from torch.func import functional_call
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from dgl_mgpu.capture.cuda_graph import (
     captured,
@@ -31,13 +33,44 @@ from dgl_mgpu.train.capture.graph_slots import (
     SlotPool,
     free_slot,
 )
-from dgl_mgpu.train.capture.passes import Blocks, Pass, normalised_batch
 from dgl_mgpu.train.capture.policy import CapturePolicy
-from dgl_mgpu.train.optimizer import average_gradients, flattened_gradients, take_first_ranks
+from dgl_mgpu.train.optimizer import average_gradients, broadcast_from_first, flattened_gradients
+
+Blocks = Sequence[DGLBlock]
 
 #: One slot computes while the next mini-batch is loaded into the other.  A third one changed no
 #: step's time by more than runs differ, also where mini-batches wait for host memory.
 NUM_SLOTS = 2
+
+
+class _Pass(nn.Module):
+    """The computation of a training step, as a module with the model's parameters."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        forward: Callable[[Blocks], torch.Tensor],
+        loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+        labels: Callable[[Blocks], torch.Tensor],
+    ) -> None:
+        super().__init__()
+        self.model = model
+        # In a tuple: modules among them must not be registered.
+        self._functions = forward, loss, labels
+
+    def forward(
+        self, blocks: Blocks, seeds: int | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The loss, outputs and labels of the first ``seeds`` seeds, by default of all."""
+        forward, loss, labels = self._functions
+        outputs, classes = forward(blocks)[:seeds], labels(blocks)[:seeds]
+        return loss(outputs, classes), outputs.detach(), classes.detach()
+
+
+def normalised_batch(model: nn.Module) -> str | None:
+    """The name of a batch normalisation module, if there is one."""
+    names = (name for name, module in model.named_modules() if isinstance(module, _BatchNorm))
+    return next(names, None)
 
 
 def _label(blocks: Blocks) -> torch.Tensor:
@@ -84,7 +117,7 @@ class CapturedStep:
         Of a mini-batch's blocks gives the labels; by default ``blocks[-1].dstdata["label"]``.
     required : bool
         Whether it is an error if steps cannot be captured.  If not, whatever keeps them from that,
-        all are computed as always from there on, and a warning says why.
+        later ones are computed without a graph, after a warning with the reason.
 
     Raises
     ------
@@ -123,19 +156,18 @@ class CapturedStep:
                 "use layer normalisation, or train without capturing steps",
             )
         self._required, self._captures = required, True
-        take_first_ranks((*model.parameters(), *model.buffers()))
-        self._pass, self._labels = Pass(model, forward, loss, labels), labels
+        broadcast_from_first((*model.parameters(), *model.buffers()))
+        self._pass, self._labels = _Pass(model, forward, loss, labels), labels
         self._modules = list(model.modules())
-        learned = {name: each for name, each in self._pass.named_parameters() if each.requires_grad}
+        learned = {n: p for n, p in self._pass.named_parameters() if p.requires_grad}
         self._names, self._parameters = list(learned), list(learned.values())
         self._slots: list[GraphSlot] = []
-        #: To be made, and as many as there is memory for.
+        #: The number of slots to capture, and the most that fit memory.
         self._num_slots, self._max_slots = 1, NUM_SLOTS
         self._policy = CapturePolicy()
         self._weight: torch.Tensor | None = None
         self._weight_now = 1.0
-        #: Rows for the last mini-batch's seeds and their labels; of a captured one until the next
-        #: is asked for.
+        #: Of the last mini-batch's seeds; of a captured one valid until the next mini-batch.
         self.outputs = self.labels = torch.empty(0)
 
     def batches(self, loader: Any) -> Iterator[Blocks | SlotBatch]:
@@ -176,21 +208,21 @@ class CapturedStep:
         return SlotPool(lambda: self._slots, self._modes, loader.device).batches(loader)
 
     def state_dict(self) -> dict[str, Any]:
-        """What decides which mini-batches a graph computes, and its capacity.
+        """The state of the capture policy: which mini-batches a graph computes, and its capacity.
 
-        A step that takes it computes the mini-batches to come as this one will, bit for bit, if the
-        generators of random numbers go on from the same states, too, and there is memory for as
-        much.  One that takes it from a step that gave up capturing does so, too, if it may.
+        A step that loads it computes further mini-batches bit for bit as this one will, given the
+        same states of the random number generators and enough memory.  It also stops capturing if
+        this one did, unless captures are required.
 
         Returns
         -------
         dict
-            Of plain values, which may be kept as JSON.
+            Plain values, which JSON can hold.
         """
         return {**self._policy.state(), "captures": self._captures}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on as the step whose :meth:`state_dict` it is.
+        """Continue as the step with this :meth:`state_dict`.
 
         Parameters
         ----------
@@ -294,14 +326,14 @@ class CapturedStep:
 
     def _compute(self, blocks: Blocks, weight: float) -> torch.Tensor:
         """Compute without a graph; clears the gradients of the last mini-batch."""
-        loss = self._computed(blocks, weight)
+        loss = self._try_to_compute(blocks, weight)
         if loss is None:
-            loss = self._computed(blocks, weight)
+            loss = self._try_to_compute(blocks, weight)
             assert loss is not None
         average_gradients(self._parameters)
         return loss
 
-    def _computed(self, blocks: Blocks, weight: float) -> torch.Tensor | None:
+    def _try_to_compute(self, blocks: Blocks, weight: float) -> torch.Tensor | None:
         """The loss; None if graphs left too little memory, which is now freed."""
         for parameter in self._parameters:
             parameter.grad = None
@@ -339,8 +371,8 @@ class CapturedStep:
         self._slots = []
 
     def _modes(self) -> tuple[bool, ...]:
-        """Which modules are training."""
-        return tuple(each.training for each in self._modules)
+        """Training flags of all modules."""
+        return tuple(module.training for module in self._modules)
 
     def _slot_for(self, blocks: Blocks) -> GraphSlot | None:
         """The slot into which a batch was loaded; None to compute it without a graph."""
@@ -355,11 +387,11 @@ class CapturedStep:
             return None
 
     def _put(self, blocks: Blocks, sizes: Sizes) -> GraphSlot | None:
-        """As :meth:`_slot_for`; raises what prevents the capture."""
+        """As :meth:`_slot_for`, but raises errors of the capture."""
         shape_key = ShapeKey(sizes.shape, self._modes())
         self._policy.count(shape_key)
         fits = self._policy.holds(shape_key, sizes) and all(
-            each.buffers.takes(blocks) for each in self._slots[:1]
+            slot.buffers.takes(blocks) for slot in self._slots[:1]
         )
         if not fits:
             if not self._policy.choose(shape_key, sizes):
@@ -379,10 +411,7 @@ class CapturedStep:
     def _capture_slots(self, blocks: Blocks) -> bool:
         """Capture all slots anew for the policy's shape; False if memory does not suffice for all.
 
-        Raises
-        ------
-        OutOfMemoryError
-            If there is none for the first one.
+        Raises OutOfMemoryError if it does not suffice for one.
         """
         self._drop_slots()
         where = blocks[0].device
@@ -408,14 +437,14 @@ class CapturedStep:
         weight = self._weight
 
         def run() -> Results:
-            # Share the parameters' memory but no autograd history, which autograd would wait for.
-            leaves = [each.detach().requires_grad_() for each in self._parameters]
+            # Share the parameters' memory, without their autograd history.
+            leaves = [p.detach().requires_grad_() for p in self._parameters]
             loss, outputs, labels = functional_call(
                 self._pass, dict(zip(self._names, leaves, strict=True)), (buffers.blocks(), seeds)
             )
             (weight * loss).backward()
             flat = flattened_gradients(leaves) if dist.is_initialized() else None
-            gradients = [each.grad for each in leaves]
+            gradients = [leaf.grad for leaf in leaves]
             return Results(loss.detach(), outputs, labels, gradients, flat)
 
         with errors_as_not_captured():

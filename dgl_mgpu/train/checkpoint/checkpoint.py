@@ -1,7 +1,7 @@
-"""Checkpoints: written whole or not at all, read without executing anything in them.
+"""Checkpoints: written atomically, read without executing code.
 
-A file is an archive as ``torch.save`` writes it.  What of a state dict is in files, learned rows,
-has members of its own there, which come and go in pieces: a checkpoint may be larger than memory.
+A file is an archive of ``torch.save``.  Parts of a state dict that are in files, learned rows, are
+members of their own there, copied in pieces: a checkpoint may be larger than memory.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import torch
 from dgl_mgpu.comm.serialization import register
 from dgl_mgpu.config.schema import config_of_run, flat
 from dgl_mgpu.errors import CheckpointError, ConfigError
-from dgl_mgpu.train.checkpoint.validation import MEMBER, wrong_field
+from dgl_mgpu.train.checkpoint.validation import MEMBER, invalid_field
 from dgl_mgpu.utils import safe_json
 from dgl_mgpu.utils.atomic_write import atomic_write
 from dgl_mgpu.utils.checksums import DAMAGE, damaged_part
@@ -40,7 +40,7 @@ _PIECE_BYTES = 16 << 20
 
 
 class _Damaged(Exception):
-    """What is wrong with a file, to which an earlier one is preferred."""
+    """Damage of a file, in place of which an earlier one is read."""
 
 
 @dataclass(frozen=True)
@@ -56,40 +56,39 @@ class Checkpoint:
     random: list[torch.Tensor]
     reports: list[dict]  # The report of each epoch so far
     config: dict  # The run's configuration
-    plan: dict  # Where the store kept what; empty where there was none
+    plan: dict  # The store's placement; empty without a store
     batches: int = 0  # Batches of the next epoch that all ranks together have done already
-    parts: list[dict] = field(default_factory=list)  # What each rank has to report of them
-    # What decides which of each rank's steps are CUDA graphs, empty for one without any
+    parts: list[dict] = field(default_factory=list)  # Sums of each rank over these batches
+    # The state of each rank's CUDA graph capture; empty without any
     captured: list[dict] = field(default_factory=list)
 
     def save(self, folder: Path, keep: int = 1, best: int | None = None) -> Path:
         """Write ``folder/epoch-NNNN.pt`` and drop what is not to be kept; return its path.
 
-        The file appears under its name only when it is complete and on disk, so a crash or a full
-        disk at any moment leaves the last good checkpoint as it was.  What is kept are the last
-        ``keep``, this one among them, and the first with the model of epoch ``best``.  Those of
-        later epochs, which a run has that resumed from an earlier one, are dropped.  Raises
-        CheckpointError if it cannot be written.
+        The file gets its name only when it is complete and on disk, so that a crash or a full disk
+        leaves the last good checkpoint as it was.  Kept are the last ``keep``, including this one,
+        and the first with the model of epoch ``best``.  Those of later epochs, of a run that
+        resumed from an earlier one, are removed.  Raises CheckpointError if it cannot be written.
         """
         path = folder / f"epoch-{self.epoch:04d}.pt"
         content = {"format": _FORMAT} | {name: getattr(self, name) for name in _FIELDS}
-        # Tensors and plain containers only: this is what weights_only reads back.
+        # Tensors and plain containers only, for weights_only.
         for name in _JSON:
             content[name] = json.dumps(content[name])
         files: dict[SpilledState, int] = {}  # the last and the best model may share some
         for name in _STATES:
-            content[name] = _without_files(content[name], files)
+            content[name] = _replace_files(content[name], files)
         try:
             with atomic_write(path) as file:
                 torch.save(content, file)
                 if files:
                     _append(file, files)
             _sync_folder(folder)
-            # A killed run leaves the part that it was writing.
+            # Killed runs leave partial files.
             for other in [*self._outdated(folder, keep, best), *folder.glob("epoch-*.partial")]:
                 other.unlink(missing_ok=True)
         except (OSError, RuntimeError) as error:
-            # torch raises an error of its own where the file did not take what it wrote.
+            # torch replaces the OSError of a failed write by an error of its own.
             cause = error.__context__ if isinstance(error.__context__, OSError) else error
             raise CheckpointError(
                 f"write checkpoint {path}", str(cause), "free space there, or choose another folder"
@@ -124,11 +123,11 @@ class Checkpoint:
                 log.warning("%s is left out, %s; %s is taken instead", bad, why, file)
             return checkpoint
         also = f", and so are the {len(paths) - 1} before it" if len(paths) > 1 else ""
-        raise CheckpointError(f"resume from {paths[0]}", damages[0] + also, _OTHER)
+        raise CheckpointError(f"resume from {paths[0]}", damages[0] + also, _RESUME_FIX)
 
     @classmethod
     def _read(cls, path: Path) -> Checkpoint:
-        asked = f"resume from {path}"
+        action = f"resume from {path}"
         try:
             with zipfile.ZipFile(path) as archive:
                 part = damaged_part(archive)
@@ -137,36 +136,36 @@ class Checkpoint:
             content = torch.load(path, "cpu", weights_only=True)
         except pickle.UnpicklingError as error:
             raise CheckpointError(
-                asked, "it holds something other than tensors and plain values", _OTHER
+                action, "it holds something other than tensors and plain values", _RESUME_FIX
             ) from error
         except DAMAGE as error:
             raise _Damaged(f"it is damaged ({error})") from error
-        # A tensor, as another file may have it there, cannot be compared with a number.
+        # Compared as text, since another file may have a tensor there.
         if not isinstance(content, Mapping) or repr(content.get("format")) != repr(_FORMAT):
             raise CheckpointError(
-                asked, f"it is not a checkpoint of format {_FORMAT} of this package", _OTHER
+                action, f"it is not a checkpoint of format {_FORMAT} of this package", _RESUME_FIX
             )
-        # Checkpoints of earlier versions, which captured no steps by default, lack it.
+        # Checkpoints of earlier versions lack it.
         content = {"captured": "[]", **content}
         missing = [name for name in _FIELDS if name not in content]
         if missing:
-            raise CheckpointError(asked, f"it lacks {missing}", _OTHER)
+            raise CheckpointError(action, f"it lacks {missing}", _RESUME_FIX)
         values = {name: content[name] for name in _FIELDS}
         try:
             for name in _JSON:
                 values[name] = safe_json.loads(values[name])
         except (TypeError, ValueError) as error:
             raise CheckpointError(
-                asked, f"its field {name} is not JSON ({error})", _OTHER
+                action, f"its field {name} is not JSON ({error})", _RESUME_FIX
             ) from error
-        if (wrong := wrong_field(values)) is not None:
+        if (wrong := invalid_field(values)) is not None:
             name, problem = wrong
-            raise CheckpointError(asked, f"its field {name} {problem}", _OTHER)
+            raise CheckpointError(action, f"its field {name} {problem}", _RESUME_FIX)
         try:
-            _take_files(path, [values[name] for name in _STATES])
+            _restore_files(path, [values[name] for name in _STATES])
         except OSError as error:
             raise CheckpointError(
-                asked,
+                action,
                 f"its learned rows cannot be copied ({error})",
                 "free space there, or set TMPDIR to a folder that has it",
             ) from error
@@ -177,10 +176,9 @@ class Checkpoint:
     def require_same_run(self, config: Mapping[str, Any]) -> None:
         """Check that ``config`` continues the run this was saved by.
 
-        What a run may change when it resumes is how it is carried out: ranks, workers, where the
-        data lies and where the store keeps it, though not in which types, how ranks part and
-        exchange a graph, whether steps are captured, and the number of epochs. Raises
-        CheckpointError.
+        A resumed run may change how it is carried out: ranks, workers, the places of the data and
+        of the store (but not feature types), the partition and exchange of a graph, the capture of
+        steps, and the number of epochs. Raises CheckpointError.
         """
         _require_same_run(self.config, config)
 
@@ -198,12 +196,12 @@ def saved_config(path: Path) -> dict[str, Any]:
     """
     damage = None
     for file in _find(path):
-        asked = f"resume from {file}"
+        action = f"resume from {file}"
         try:
             with zipfile.ZipFile(file) as archive:
                 for name in archive.namelist():
                     if name.endswith("/data.pkl"):
-                        archive.read(name)  # torch checks no sums
+                        archive.read(name)  # checks its CRC, which torch does not
             # Tensors stay in the file.
             content = torch.load(file, "cpu", weights_only=True, mmap=True)
             saved = safe_json.loads(content["config"])
@@ -211,10 +209,10 @@ def saved_config(path: Path) -> dict[str, Any]:
             return saved
         except ConfigError as error:
             raise CheckpointError(
-                asked, f"its field config does not do: {error.asked}: {error.found}", _OTHER
+                action, f"its field config does not do: {error.asked}: {error.found}", _RESUME_FIX
             ) from error
         except (pickle.UnpicklingError, *DAMAGE) as error:
-            damage = damage or CheckpointError(asked, f"it is damaged ({error})", _OTHER)
+            damage = damage or CheckpointError(action, f"it is damaged ({error})", _RESUME_FIX)
     assert damage is not None  # a folder without a checkpoint raised before
     raise damage
 
@@ -233,8 +231,8 @@ def _require_same_run(before: Mapping[str, Any], config: Mapping[str, Any]) -> N
 
 
 _FIELDS = tuple(Checkpoint.__dataclass_fields__)
-_OTHER = "resume from another checkpoint, or start anew without trainer.resume"
-_FREE = re.compile(
+_RESUME_FIX = "resume from another checkpoint, or start anew without trainer.resume"
+_CHANGEABLE = re.compile(
     r"topology|store\.(?!feature_dtypes\.).*|fullgraph\..*|data\.root|sampler\.num_workers"
     r"|trainer\.(ranks|epochs|resume|max_restarts|hang_after|eval_every|checkpoint_every|keep_checkpoints"
     r"|count_accesses|profile|terminate_on_nan|shard_optimizer|cuda_graphs)"
@@ -252,7 +250,7 @@ def _epoch(path: Path) -> int:
 
 
 class LastCheckpoint:
-    """The last checkpoint of a run that begins now, in a folder that may have another run's."""
+    """The last checkpoint of a run that begins, in a folder that may have those of another run."""
 
     def __init__(self, folder: Path, resumed: str | None) -> None:
         self._folder = folder / "checkpoints"
@@ -261,15 +259,15 @@ class LastCheckpoint:
 
     @property
     def path(self) -> Path | None:
-        """Where it is; None if the run has written none yet."""
+        """Its path; None if the run has written none yet."""
         written = [path for path, number in self._written() if (path, number) not in self._before]
         return written[-1] if written else None
 
     def advice(self) -> str:
-        """The end of a sentence: which it is, and how to resume from it."""
+        """The last checkpoint and how to resume from it, as the end of a sentence."""
         if self.path is not None:
-            last = _from_here(self.path)
-            go_on = f"trainer.resume={_from_here(self._folder.parent)} goes on from there"
+            last = _relative_to_cwd(self.path)
+            go_on = f"trainer.resume={_relative_to_cwd(self._folder.parent)} goes on from there"
             return f"; the last checkpoint is {last}: dgl-mgpu train {go_on}"
         if self._resumed is None:
             return " before the first checkpoint was written"
@@ -277,11 +275,11 @@ class LastCheckpoint:
         return f" before a checkpoint was written: {again}"
 
     def _written(self) -> list[tuple[Path, int]]:
-        # One that is written anew is another file.
+        # By inode, since a rewritten checkpoint is another file.
         return [(path, path.stat().st_ino) for path in checkpoints(self._folder)]
 
 
-def _from_here(path: Path) -> Path:
+def _relative_to_cwd(path: Path) -> Path:
     here = Path.cwd()
     return path.relative_to(here) if path.is_relative_to(here) else path
 
@@ -293,13 +291,13 @@ def run_folder(resumed: str | os.PathLike[str]) -> Path:
     return folder.parent if folder.name == "checkpoints" else folder
 
 
-def goes_on_in(folder: Path, resumed: str | None) -> bool:
-    """Whether a run resumes in the folder it had, which is `folder` then."""
+def resumes_in(folder: Path, resumed: str | None) -> bool:
+    """Whether a run resumes in its own folder `folder`."""
     return resumed is not None and run_folder(resumed).resolve() == folder.resolve()
 
 
 def has_checkpoint(path: Path) -> bool:
-    """Whether it is a checkpoint, or the folder of a run that has one."""
+    """Whether a path is a checkpoint, or the folder of a run that has one."""
     return bool(_candidates(path))
 
 
@@ -314,19 +312,19 @@ def _find(path: Path) -> list[Path]:
     """The candidates; raises CheckpointError if there are none."""
     if paths := _candidates(path):
         return paths
-    asked = f"resume from {path}"
+    action = f"resume from {path}"
     if path.is_dir():
-        raise CheckpointError(asked, "the folder holds no checkpoint", _OTHER)
-    raise CheckpointError(asked, "there is no such file or folder", "check trainer.resume")
+        raise CheckpointError(action, "the folder holds no checkpoint", _RESUME_FIX)
+    raise CheckpointError(action, "there is no such file or folder", "check trainer.resume")
 
 
 def _identity(config: Mapping[str, Any]) -> dict[str, str]:
-    """What makes a run that run, as JSON, which is how a checkpoint has it."""
+    """The options that identify a run, as JSON, as a checkpoint has them."""
     keys = flat(config).items()
-    return {key: json.dumps(value) for key, value in keys if not _FREE.fullmatch(key)}
+    return {key: json.dumps(value) for key, value in keys if not _CHANGEABLE.fullmatch(key)}
 
 
-def _without_files(state: dict[str, Any], files: dict[SpilledState, int]) -> dict[str, Any]:
+def _replace_files(state: dict[str, Any], files: dict[SpilledState, int]) -> dict[str, Any]:
     """The state with numbers in place of its files; ``files`` gets those that it has not yet."""
     state = copy.copy(state)
     for key, value in state.items():
@@ -335,8 +333,8 @@ def _without_files(state: dict[str, Any], files: dict[SpilledState, int]) -> dic
     return state
 
 
-def _take_files(path: Path, states: list[dict[str, Any]]) -> None:
-    """Undo `_without_files`."""
+def _restore_files(path: Path, states: list[dict[str, Any]]) -> None:
+    """Undo `_replace_files`."""
     files: dict[int, SpilledState] = {}
     with zipfile.ZipFile(path) as archive:
         for state in states:
@@ -384,7 +382,7 @@ class SpilledState:
 
     @classmethod
     def written_by(cls, write: Callable[[Path], None]) -> SpilledState:
-        """What ``write`` writes to the path that it is given; empty if it makes no file there."""
+        """The file that ``write`` writes to the path it is given; empty if it writes none."""
         place = os.environ.get("TMPDIR", "/var/tmp")
         with temporary_folder(Path(place)) as folder:
             path = folder / "state"
@@ -393,7 +391,7 @@ class SpilledState:
 
     @classmethod
     def copy_of(cls, source: IO[bytes]) -> SpilledState:
-        """What is left to read of a file."""
+        """A copy of the rest of a file."""
 
         def write(path: Path) -> None:
             with open(path, "wb") as file:
@@ -403,7 +401,7 @@ class SpilledState:
 
     @property
     def path(self) -> Path:
-        """Where this process can read it, as long as it refers to it."""
+        """A path for this process, valid as long as this object."""
         return Path(os.devnull if self._file is None else f"/proc/self/fd/{self._file.fileno()}")
 
     def copy_to(self, target: IO[bytes]) -> None:

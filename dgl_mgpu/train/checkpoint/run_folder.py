@@ -1,4 +1,4 @@
-"""The folder of a training run: one job at a time has it, and no run takes another one's."""
+"""The folder of a training run, locked for one job at a time and one run alone."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 _LOCK = ".run.lock"
 _LOOK_SECONDS = 0.1
-# What the folders of the command that runs now are locked in.
+# Holds the locks of the present command's folders.
 _locks = contextlib.ExitStack()
 
 
@@ -53,10 +53,10 @@ class FolderGuard(Callback):
         """Lock the folder of one run."""
 
         def check(folder: Path) -> None:
-            from dgl_mgpu.train.checkpoint.checkpoint import goes_on_in, run_folder
+            from dgl_mgpu.train.checkpoint.checkpoint import resumes_in, run_folder
 
             resumed = OmegaConf.select(config, "trainer.resume") or None
-            if goes_on_in(folder, resumed):
+            if resumes_in(folder, resumed):
                 return
             require_no_run(folder, resumed)
             before = folder if resumed is None else run_folder(resumed)
@@ -88,7 +88,7 @@ class FolderGuard(Callback):
 
 @contextlib.contextmanager
 def _in_hydra(config: DictConfig) -> Iterator[None]:
-    """Have ``${hydra:…}`` in names of folders mean what it will mean in the run."""
+    """Resolve ``${hydra:…}`` in names of folders as in the run."""
     before = HydraConfig.instance().cfg
     HydraConfig.instance().set_config(config)
     try:
@@ -102,7 +102,7 @@ def _in_use(folder: Path) -> Callable[[str], None]:
 
     def busy(holder: str) -> None:
         nonlocal looked
-        if not looked:  # who looks whether the folder's job lives has the lock for a moment
+        if not looked:  # a process that checks whether the folder's job lives holds it for a moment
             looked = True
             time.sleep(_LOOK_SECONDS)
             return
@@ -120,7 +120,7 @@ def _warn_of_killed(folder: Path, holder: str) -> None:
 
 
 def is_as_hydra_made_it(folder: Path, log: Path) -> bool:
-    """Whether nothing is in a run's folder but the options and the log that Hydra begins with."""
+    """Whether a run's folder holds only the options and the log that Hydra writes first."""
     options = folder / ".hydra"
     if not options.is_dir():
         return False

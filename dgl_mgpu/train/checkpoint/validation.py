@@ -1,7 +1,7 @@
-"""What the fields of a checkpoint may hold: its sums may be right and its contents odd.
+"""Checks of a checkpoint's fields: contents may be invalid although checksums match.
 
-Each field is checked by itself and against the others; whether states are a model's and an
-optimizer's is theirs to say.
+Each field is checked by itself and against the others; the model and the optimizer check their
+states when they load them.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from dgl_mgpu.errors import ConfigError, DataFormatError, InvalidInputError
 from dgl_mgpu.placement import Plan
 from dgl_mgpu.report import EpochReport
 
-#: In the place of what of a state is in a file, the number of the archive's member that has it.
+#: The key of the number of an archive's member, in place of a part of a state in a file.
 MEMBER = "member"
-#: What torch, and readers of plain values, raise of states that are another model's.
-OF_OTHER_STATES = (
+#: Errors of torch, and of readers of plain values, for states of another model.
+STATE_ERRORS = (
     RuntimeError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError,
 )  # fmt: skip
 
 
-def wrong_field(values: Mapping[str, Any]) -> tuple[str, str] | None:
+def invalid_field(values: Mapping[str, Any]) -> tuple[str, str] | None:
     """The first field of a checkpoint that does not hold what it should, and what is wrong."""
     for name, check in _CHECKS.items():
         try:

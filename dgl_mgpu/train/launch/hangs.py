@@ -1,13 +1,14 @@
 """Ends a job in which nothing advances, and names the rank that the others wait for.
 
-Every rank shows in shared memory which stage it is in and how often it has changed that
-(`Heartbeat`).  A rank that waits for another looks like one that hangs: stacks, which
-``faulthandler`` writes also where a process waits in C, tell them apart.
+Every rank writes its stage, and the number of its changes, to shared memory (`Heartbeat`).  A rank
+that waits for another looks like one that hangs; their stacks, which ``faulthandler`` writes also
+while a process waits in C, differ.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import logging
 import os
 import re
@@ -19,14 +20,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dgl_mgpu.errors import RankFailedError
-from dgl_mgpu.train.launch.heartbeat import STACK_SIGNAL, Heartbeat
+from dgl_mgpu.store.memory.segment import Segment
 from dgl_mgpu.train.launch.process_group import children_of, cpu_seconds, runs, state_of, threads_of
+from dgl_mgpu.utils.stages import STACK_SIGNAL, Heartbeat
 
 log = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 1.0
-# A look that comes later than this was kept from looking, as the ranks may have been: a suspended
-# job, a machine that slept.
+# A check that comes later than this was delayed, as the ranks may have been: a suspended job, a
+# machine that slept.
 _LATE_SECONDS = 2.0
 # A rank that uses less of a core than this and neither reads nor writes does not advance, in a
 # stage of any length.
@@ -35,9 +37,9 @@ _IDLE_SHARE = 0.02
 _STACKS_SECONDS, _STACKS_END_SECONDS = 2.0, 0.05
 # Frames of a stack that an error quotes.
 _QUOTED_FRAMES = 3
-# Files in whose functions a rank waits for others, and for its DataLoader's workers, and a worker
-# for something to do; and those through which they wait.  What else they call, a checkpoint that
-# is written while others wait say, hangs itself.
+# Files in whose functions a rank waits for others, for its DataLoader's workers, and a worker for
+# work; and files that they wait through.  A stack that ends in other files hangs itself: a
+# checkpoint that is written while others wait, for example.
 _WAITING = (
     "/torch/distributed/",
     "/dgl_mgpu/comm/communicator.py",
@@ -53,8 +55,30 @@ _FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
 _STOPPED = "is stopped (by SIGSTOP or a debugger)"
 
 
+class Heartbeats:
+    """Heartbeats of all ranks of a machine, in shared memory.
+
+    With a ``path``, that of another process of this user is attached; else it is created.
+    """
+
+    def __init__(self, count: int, path: Path | None = None) -> None:
+        size = ctypes.sizeof(Heartbeat)
+        if path is None:
+            # No file of /dev/shm, which may be full, or of 64 MiB.
+            file = os.memfd_create("heartbeats", os.MFD_CLOEXEC)
+            os.ftruncate(file, count * size)
+            self._segment = Segment(file, count * size)
+        else:
+            self._segment = Segment.attach(path, count * size)
+        self.path = self._segment.path
+        self.ranks = [
+            Heartbeat.from_buffer(self._segment.bytes, number * size)  # type: ignore[arg-type]
+            for number in range(count)
+        ]
+
+
 class HangMonitor:
-    """Looks at the heartbeats of a machine's ranks.
+    """Watches the heartbeats of a machine's ranks.
 
     When no rank advances for ``hang_after`` seconds, all are taken to hang.  ``ranks`` are their
     numbers in the job, by default from 0 on.
@@ -74,9 +98,9 @@ class HangMonitor:
         self.all_wait = False
 
     def look(self) -> RankFailedError | None:
-        """An error that says who hangs, if nothing has advanced for too long.
+        """An error that names the rank that hangs, if nothing has advanced for too long.
 
-        To be called often; what is looked at is looked at once in a second.
+        May be called often; it checks at most once a second.
         """
         now = time.monotonic()
         seconds = now - self._looked
@@ -115,7 +139,7 @@ class HangMonitor:
 
 
 class HangWatch:
-    """Looks at heartbeats on a thread of its own, while it is used as a context manager.
+    """Checks heartbeats on a thread of its own, while it is used as a context manager.
 
     ``own`` is this process's; ``on_hang`` is called with the error, on that thread.
     """
@@ -144,7 +168,7 @@ class HangWatch:
 
 @dataclass
 class _State:
-    """What a rank does when it is looked at."""
+    """What a rank does at the time of a look."""
 
     rank: int
     stage: str
@@ -166,29 +190,31 @@ class _Watched:
     _work: tuple[float, str] = field(default=(0.0, ""))
 
     def advanced(self, seconds: float) -> bool:
-        """Whether it has since the last look, which was so many seconds ago."""
-        shown = self.heartbeat
-        beats, self._beats = self._beats, shown.beats
-        if shown.in_step:
-            return beats != shown.beats
-        before, self._work = self._work, _work_of(shown)
+        """Whether the rank has advanced since the last call, so many seconds ago."""
+        heartbeat = self.heartbeat
+        beats, self._beats = self._beats, heartbeat.beats
+        if heartbeat.in_step:
+            return beats != heartbeat.beats
+        before, self._work = self._work, _work_of(heartbeat)
         used = self._work[0] - before[0]
-        return beats != shown.beats or self._work[1] != before[1] or used > _IDLE_SHARE * seconds
+        return (
+            beats != heartbeat.beats or self._work[1] != before[1] or used > _IDLE_SHARE * seconds
+        )
 
     def state(self) -> _State:
-        shown = self.heartbeat
-        state = _State(self.rank, shown.last_stage(), shown.steps)
-        workers = children_of(shown.process)
-        state.is_stopped = state_of(shown.process) in ("T", "t")
+        heartbeat = self.heartbeat
+        state = _State(self.rank, heartbeat.last_stage(), heartbeat.steps)
+        workers = children_of(heartbeat.process)
+        state.is_stopped = state_of(heartbeat.process) in ("T", "t")
         if state.is_stopped:
             state.reason = f"it {_STOPPED}"
-        state.stacks = stacks_of(shown.process, shown)
+        state.stacks = stacks_of(heartbeat.process, heartbeat)
         frames = _main_frames(state.stacks)
         state.quoted = _quote(frames)
-        if not shown.stacks:
+        if not heartbeat.stacks:
             state.reason = "it has not begun"
         elif not state.stacks:
-            state.reason += f" and does not answer (its state is {state_of(shown.process)})"
+            state.reason += f" and does not answer (its state is {state_of(heartbeat.process)})"
         elif not state.is_stopped:
             state.is_waiting = _is_in(frames, _WAITING, _THROUGH)
             if not state.is_waiting and any(_LOADING in file for file, _, _ in frames):
@@ -246,7 +272,7 @@ def _main_frames(stacks: str) -> list[tuple[str, str, str]]:
 def _is_in(
     frames: list[tuple[str, str, str]], files: tuple[str, ...], through: tuple[str, ...] = ()
 ) -> bool:
-    """Whether it is in one of the files, or in what they call of others or the standard library."""
+    """Whether a stack is in one of the files, or in others or the standard library called there."""
     for file, _, _ in frames:
         if any(part in file for part in files):
             return True
@@ -264,7 +290,7 @@ def _quote(frames: list[tuple[str, str, str]]) -> str:
 def _work_of(rank: Heartbeat) -> tuple[float, str]:
     """Seconds of cores that a rank and its children have used, and what it has read and written.
 
-    Not by its watcher, which reads what the system says of ranks all the time.
+    Not by its watcher, which reads ``/proc`` all the time.
     """
     if not rank.process:
         return 0.0, ""

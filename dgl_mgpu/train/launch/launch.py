@@ -33,13 +33,7 @@ from dgl_mgpu.comm.loopback import connections_are_ours
 from dgl_mgpu.comm.signing import set_job_secret
 from dgl_mgpu.errors import DGLMGPUError, LimitError, RankFailedError
 from dgl_mgpu.machine.shared_memory import free_shared_bytes
-from dgl_mgpu.train.launch.hangs import HangMonitor, HangWatch
-from dgl_mgpu.train.launch.heartbeat import (
-    Heartbeat,
-    Heartbeats,
-    StageTracker,
-    stage_of,
-)
+from dgl_mgpu.train.launch.hangs import HangMonitor, HangWatch, Heartbeats
 from dgl_mgpu.train.launch.peer_monitor import PeerMonitor
 from dgl_mgpu.train.launch.preemption import DeferredSignals, Stopped, blocked
 from dgl_mgpu.train.launch.process_group import (
@@ -57,24 +51,25 @@ from dgl_mgpu.train.launch.typed_errors import (
     typed_worker_losses,
 )
 from dgl_mgpu.utils import timeouts
+from dgl_mgpu.utils.stages import Heartbeat, StageTracker, stage_of
 from dgl_mgpu.utils.temporary_folder import keep_together
 from dgl_mgpu.utils.torchrun import under_torchrun
 
 log = logging.getLogger(__name__)
 
-# How often ranks are looked at.  DataLoader workers have open what their rank had: while they live,
+# How often ranks are checked.  DataLoader workers inherit a rank's descriptors: while they live,
 # neither its pipe nor its connections to other ranks show its end.
 _LOOK_SECONDS = 1.0
 _PR_SET_PDEATHSIG = 1
 # Under torchrun all ranks look for one that hangs, the second so much later than the first; those
-# of a machine on which all wait leave the others this time to say whom they wait for.
+# of a machine on which all wait leave the others this time to name the rank that they wait for.
 _TURN_SECONDS = 5.0
 _OTHER_MACHINES_SECONDS = 10.0
 # torchrun reports the rank that ended first, by the second.
 _EARLIEST_SECONDS = 1.5
-# Characters of an error that are passed on.
+# Most characters of an error that are passed on.
 _MAX_TEXT = 20_000
-# How many bytes a rank's outcome has, which come next.
+# The length of a rank's outcome, which follows.
 _LENGTH = struct.Struct("!Q")
 
 
@@ -87,21 +82,20 @@ def launch(
     their own, joined by gloo (NCCL for CUDA tensors).  Under torchrun, which has made the processes
     already, this process is the rank that its environment names.
 
-    SIGTERM, SIGHUP and Ctrl-C have ranks stop, by SIGTERM: they may raise `Stopped` within 25
-    seconds; then all end.  A rank that gets it before it listens (`PreemptionHandler`) ends at
-    once.  A second Ctrl-C ends all at once, and raises KeyboardInterrupt.
+    SIGTERM, SIGHUP and Ctrl-C are passed to ranks as SIGTERM: they may raise `Stopped` within 25
+    seconds; then all are killed.  A rank without a handler yet (`PreemptionHandler`) ends at once.
+    A second Ctrl-C kills all ranks, and raises KeyboardInterrupt.
 
     With ``hang_after``, a job ends in which no rank advances for so many seconds: in the steps of
     an epoch none enters another `stage`, and before and between epochs none uses its cores, reads
     or writes.  A rank that is this process, and hangs in C code that holds Python's lock, is not
     noticed.
 
-    A typed error of this package that a rank raised is raised as it is, and so is any error of a
-    rank that runs here.  Else RankFailedError has the reason of the rank that failed first, and its
-    stage, or the stack of one that hangs; the other ranks have been ended.  Where the rank that
-    hangs is this process, the error is printed, and the process ends.  Beside these there are
-    SharedMemoryError, without shared memory for several ranks; WorkerFailedError, if a process that
-    samples for a rank was killed; and OutputError, without a place for temporary files.
+    Raises the typed error of a rank as it is, and any error of a rank that is this process; else
+    RankFailedError with the reason and the stage of the rank that failed first, or the stack of one
+    that hangs.  The other ranks have been killed.  If the rank that hangs is this process, the
+    error is printed, and the process exits.  Also raises SharedMemoryError, WorkerFailedError if a
+    worker of a rank's DataLoader was killed, and OutputError without a place for temporary files.
     """
     keep_together()
     if under_torchrun():
@@ -135,7 +129,7 @@ def launch(
 
 @dataclass(frozen=True)
 class _Outcome:
-    """What a rank reports when it ends: that it is done, or why not."""
+    """The result that a rank reports when it ends."""
 
     done: bool
     stopped: bool = False
@@ -176,14 +170,14 @@ class _Rank:
         return pickle.loads(content) if is_whole else None
 
     def has_ended(self, ready: list[Any]) -> bool:
-        """Whether it has, which its sentinel may not tell while its children hold that open."""
+        """Whether it has ended; its sentinel may not show that while children hold it open."""
         return self.process.sentinel in ready or self.process.exitcode is not None
 
 
 def _run_processes(
     work: Callable[..., None], num_ranks: int, args: tuple, hang_after: float | None
 ) -> None:
-    free_shared_bytes()  # what ranks and this process share has to lie somewhere
+    free_shared_bytes()  # raises without shared memory
     log.info("starting %d ranks", num_ranks)
     context = mp.get_context("spawn")
     heartbeats = Heartbeats(num_ranks)
@@ -195,7 +189,7 @@ def _run_processes(
     ):
         job = _Job(signals)
         ending.callback(job.end)
-        # It has no name, so that nothing is left of it whatever ends this process.
+        # Without a name, so that nothing is left of it however this process ends.
         meeting_point = f"file:///proc/{os.getpid()}/fd/{file.fileno()}"
         # Over a pipe, so that nobody else can read the secret.
         common = num_ranks, meeting_point, os.getpid(), secrets.token_bytes(32)
@@ -242,7 +236,7 @@ class _Job:
         return self._cause()
 
     def stop(self) -> DGLMGPUError | None:
-        """Have all ranks stop by themselves; the error of one that did not."""
+        """Ask all ranks to stop; return the error of one that did not."""
         outcomes = self._outcomes
         for rank in self.ranks:
             rank.process.terminate()
@@ -259,8 +253,8 @@ class _Job:
         for number, rank in enumerate(self.ranks):
             if number not in outcomes:
                 where = rank.heartbeat.last_stage()
-                found = f"it ran on for {timeouts.STOP:g} s after SIGTERM{where}"
-                return _rank_failed(number, found)
+                problem = f"it ran on for {timeouts.STOP:g} s after SIGTERM{where}"
+                return _rank_failed(number, problem)
         return None
 
     def end(self) -> None:
@@ -328,26 +322,28 @@ class _Job:
             if code is not None and code < 0:
                 name = signal.Signals(-code).name
                 hint = f" ({kill_reasons()})" if name == "SIGKILL" else crash_reasons()
-                found = f"it was killed by {name}{rank.heartbeat.last_stage()}{hint}"
-                return _rank_failed(number, found)
+                problem = f"it was killed by {name}{rank.heartbeat.last_stage()}{hint}"
+                return _rank_failed(number, problem)
         for number, rank in silent.items():
-            found = f"it left before its work was done{rank.heartbeat.last_stage()}, with exit code"
+            problem = (
+                f"it left before its work was done{rank.heartbeat.last_stage()}, with exit code"
+            )
             # libgomp leaves so without a thread.
-            return _rank_failed(number, f"{found} {rank.process.exitcode}{crash_reasons()}")
+            return _rank_failed(number, f"{problem} {rank.process.exitcode}{crash_reasons()}")
         failed = [(o, n) for n, o in self._outcomes.items() if o and not o.done]
-        # A rank that failed only because another did says so, and may be first to say it.
+        # A rank that failed only because another did may report first.
         first, number = min(failed, key=lambda item: (item[0].follows, item[0].when))
         if isinstance(first.error, DGLMGPUError):
             return first.error
-        if not first.follows:  # a typed error says it all
+        if not first.follows:  # whose typed error needs no traceback
             print(first.trace, file=sys.stderr, end="")
         return _rank_failed(number, f"it raised {first.error}")
 
 
-def _rank_failed(rank: int, found: str) -> RankFailedError:
+def _rank_failed(rank: int, problem: str) -> RankFailedError:
     return RankFailedError(
         f"run rank {rank}",
-        found,
+        problem,
         "fix the cause; training continues from its last epoch with trainer.resume",
     )
 
@@ -392,7 +388,7 @@ def _rank_main(
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // num_ranks))
         with typed_rank_losses():
             set_job_secret(secret)
-            # From here on it can say where it is, also of a rank that does not come to join.
+            # From here on its stage is visible, also of a rank that does not come to join.
             with StageTracker(Heartbeats(num_ranks, heartbeats).ranks[rank]):
                 _join_job(rank, num_ranks, meeting_point, hang_after)
                 try:
@@ -482,10 +478,10 @@ def _watching_others(hang_after: float | None) -> Iterator[Heartbeat]:
     Yields this rank's heartbeat.
     """
     everyone, here = Communicator.of_all_machines(), Communicator.of_this_machine()
-    asked = "share heartbeats"
-    first = here.run_all(asked, lambda: Heartbeats(here.size) if here.rank == 0 else None)
+    action = "share heartbeats"
+    first = here.run_all(action, lambda: Heartbeats(here.size) if here.rank == 0 else None)
     path = here.all_gather(None if first is None else first.path)[0]
-    heartbeats = here.run_all(asked, lambda: first or Heartbeats(here.size, path))
+    heartbeats = here.run_all(action, lambda: first or Heartbeats(here.size, path))
     own = heartbeats.ranks[here.rank]
     numbers = here.all_gather(everyone.rank)
     peers: PeerMonitor | None = None
@@ -493,13 +489,13 @@ def _watching_others(hang_after: float | None) -> Iterator[Heartbeat]:
         if here.size < everyone.size:
             peers = watching.enter_context(PeerMonitor(everyone, os.environ["MASTER_ADDR"], _leave))
         if hang_after is not None:
-            # Another rank looks where the first itself hangs, with Python's lock say.
+            # Another rank watches in case the first itself hangs, for example holding the GIL.
             after = hang_after + _TURN_SECONDS * here.rank
             monitor = HangMonitor(heartbeats.ranks, after, numbers)
 
             def end_all(error: RankFailedError) -> None:
                 if peers is not None and monitor.all_wait:
-                    time.sleep(_OTHER_MACHINES_SECONDS)  # they say who it is, and all leave
+                    time.sleep(_OTHER_MACHINES_SECONDS)  # they name the rank, and all leave
                 if peers is not None:
                     peers.report(error)
                 # Where a rank is done, another process may have its number.

@@ -1,9 +1,9 @@
-"""Detects machines that are lost without a word: their power, a cable, a switch.
+"""Detects machines that are lost silently, by a failure of power, a cable or a switch.
 
-Connections to such a machine stay open, and who waits for its tensors waits on: gloo for half an
-hour.  So every rank has one more connection to the first one, on which nothing is sent, and which
-the operating systems at both ends probe.  No thread of a rank has to answer, so that no rank
-seems lost only because it is busy.
+Connections to such a machine stay open, and ranks that wait for its tensors go on waiting: gloo for
+half an hour.  So every rank has a further, idle connection to the first one, which the operating
+systems at both ends probe (TCP keepalive).  No thread of a rank has to answer, so that a busy rank
+is not taken for a lost one.
 
 The first rank challenges everybody who connects with a nonce; a rank answers with its number and an
 HMAC of both (RFC 2104) by a key that only ranks have.
@@ -33,17 +33,17 @@ from dgl_mgpu.utils import safe_json
 # A connection is probed after so many idle seconds, then this often and so many times: a machine
 # is lost after 15 s.
 _IDLE_SECONDS, _BETWEEN_SECONDS, _PROBES = 5, 2, 5
-# How long the other ranks get to say themselves what a rank's end means for them.
-_OWN_WORD_SECONDS = 5.0
-# What a rank says is a line: TCP may bring two of them at once, or one in two parts.
+# How long the other ranks get to report the end of a rank themselves.
+_OWN_REPORT_SECONDS = 5.0
+# Messages are lines: TCP may deliver two of them at once, or one in two parts.
 _GOODBYE = b".\n"
-# Far more than an error and its advice take.
+# Far more than an error needs.
 _MAX_LINE_BYTES = 1 << 20
 _QUOTED_BYTES = 80
 _CONNECT_SECONDS = 30.0
-# A rank answers at once; others that try the port are not kept for long, nor are many of them.
+# A rank answers at once; other connections are kept for a short time, and few of them.
 _HELLO_SECONDS = 5.0
-_MOST_STRANGERS = 64
+_MOST_UNAUTHENTICATED = 64
 _LOOK_SECONDS = 0.1
 _NONCE_BYTES = 32
 _HELLO = struct.Struct("!32si")
@@ -54,8 +54,8 @@ class PeerMonitor:
     """Watches the ranks of the job on other machines, while it is used as a context manager.
 
     Collective over ``ranks``, all of the job.  All machines reach the first rank's at ``address``.
-    ``on_loss`` is called on a thread of its own, on all ranks that can still be told, with the
-    error that says who is lost.  Raises RankFailedError if a rank cannot reach the first one.
+    ``on_loss`` is called on a thread of its own, on all ranks that can still be reached, with the
+    error that names the lost rank.  Raises RankFailedError if a rank cannot reach the first one.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class PeerMonitor:
             "watch the other ranks",
             lambda: (listener.getsockname()[1], secrets.token_bytes(32)),  # type: ignore[union-attr]
         )
-        # The token has crossed the network; what only ranks have, if they have it, has not.
+        # The token has crossed the network; the job's secret, if there is one, has not.
         key = hmac.digest(job_secret(), token, "sha256")
         self._peers = ranks.run_all(
             "connect to the first rank",
@@ -128,22 +128,22 @@ class PeerMonitor:
             self._on_loss(failure)
             return
         if not self._is_closed:
-            # Who exchanges tensors with it over TCP raises of it now; over NCCL, waits for ever.
-            time.sleep(_OWN_WORD_SECONDS)
+            # Ranks that exchange tensors with it over TCP raise by themselves; over NCCL they wait.
+            time.sleep(_OWN_REPORT_SECONDS)
         if not self._is_closed:
             self._report_loss(rank, "has ended before its work was done")
 
-    def _report_loss(self, rank: int, found: str) -> None:
+    def _report_loss(self, rank: int, problem: str) -> None:
         loss = RankFailedError(
             "train with ranks on other machines",
-            f"rank {rank} {found}",
+            f"rank {rank} {problem}",
             "see why, or start on fewer machines; trainer.resume goes on from the last checkpoint",
         )
         self._pass_on(loss, rank)
         self._on_loss(loss)
 
     def report(self, error: RankFailedError) -> None:
-        """Have the ranks of all machines end with an error, but for this one."""
+        """Send an error to all ranks of other machines, which end with it."""
         self._send(error, self._peers)
 
     def _pass_on(self, error: RankFailedError, source: int) -> None:
@@ -205,26 +205,26 @@ def accept(listener: socket.socket, key: bytes, count: int) -> dict[socket.socke
     waiting.  Raises RankFailedError if they do not all come within 30 s.
     """
     deadline = time.monotonic() + _CONNECT_SECONDS
-    with listener, _Callers(listener, key) as callers:
-        while len(callers.known) < count:
+    with listener, _Connections(listener, key) as connections:
+        while len(connections.ranks) < count:
             if time.monotonic() > deadline:
                 raise RankFailedError(
                     f"wait for the connections of {count} other ranks",
-                    f"{len(callers.known)} came within {_CONNECT_SECONDS:g} s",
+                    f"{len(connections.ranks)} came within {_CONNECT_SECONDS:g} s",
                     _FIX,
                 )
-            callers.serve(count + _MOST_STRANGERS)
-        return callers.known
+            connections.serve(count + _MOST_UNAUTHENTICATED)
+        return connections.ranks
 
 
 def _hello(key: bytes, nonce: bytes, rank: int) -> bytes:
-    """What a rank answers a nonce with."""
+    """A rank's answer to a nonce."""
     signed = hmac.digest(key, nonce + rank.to_bytes(4, "big", signed=True), "sha256")
     return _HELLO.pack(signed, rank)
 
 
 @dataclass
-class _Asked:
+class _Challenged:
     """A connection whose hello is to come, perhaps in parts."""
 
     nonce: bytes
@@ -232,66 +232,66 @@ class _Asked:
     hello: bytes = b""
 
 
-class _Callers:
-    """Those who have connected: ranks, and those who have yet to say that they are."""
+class _Connections:
+    """Connections to the listener: authenticated ranks, and those yet to authenticate."""
 
     def __init__(self, listener: socket.socket, key: bytes) -> None:
-        self.known: dict[socket.socket, int] = {}
-        self._asked: dict[socket.socket, _Asked] = {}
+        self.ranks: dict[socket.socket, int] = {}
+        self._challenged: dict[socket.socket, _Challenged] = {}
         self._listener, self._key = listener, key
         self._ready = selectors.DefaultSelector()
         listener.setblocking(False)
         self._ready.register(listener, selectors.EVENT_READ)
 
-    def __enter__(self) -> _Callers:
+    def __enter__(self) -> _Connections:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        for peer in list(self._asked):
-            self._turn_away(peer)
+        for peer in list(self._challenged):
+            self._reject(peer)
         self._ready.close()
 
     def serve(self, most: int) -> None:
         """Take what has come for a moment; turn away who is late, or the first of too many."""
         for key, _ in self._ready.select(_LOOK_SECONDS):
             if key.fileobj is self._listener:
-                self._ask()
-            elif key.fileobj in self._asked:
+                self._challenge()
+            elif key.fileobj in self._challenged:
                 self._receive(key.fileobj)
         now = time.monotonic()
-        late = [peer for peer, caller in self._asked.items() if now > caller.until]
-        for peer in late or list(self._asked)[: max(0, len(self._asked) - most)]:
-            self._turn_away(peer)
+        late = [peer for peer, caller in self._challenged.items() if now > caller.until]
+        for peer in late or list(self._challenged)[: max(0, len(self._challenged) - most)]:
+            self._reject(peer)
 
-    def _ask(self) -> None:
+    def _challenge(self) -> None:
         try:
             peer = self._listener.accept()[0]
         except OSError:  # it is gone again
             return
         peer.setblocking(False)
         nonce = secrets.token_bytes(_NONCE_BYTES)
-        self._asked[peer] = _Asked(nonce, time.monotonic() + _HELLO_SECONDS)
+        self._challenged[peer] = _Challenged(nonce, time.monotonic() + _HELLO_SECONDS)
         self._ready.register(peer, selectors.EVENT_READ)
         with contextlib.suppress(OSError):  # the next look finds that it is gone
             peer.send(nonce)
 
     def _receive(self, peer: Any) -> None:
-        caller, part = self._asked[peer], b""
+        caller, part = self._challenged[peer], b""
         with contextlib.suppress(OSError):
             part = peer.recv(_HELLO.size - len(caller.hello))
         caller.hello += part
         if len(caller.hello) == _HELLO.size:
             rank = _HELLO.unpack(caller.hello)[1]
             if hmac.compare_digest(caller.hello, _hello(self._key, caller.nonce, rank)):
-                self.known[peer] = rank
+                self.ranks[peer] = rank
                 self._ready.unregister(peer)
-                del self._asked[peer]
+                del self._challenged[peer]
             else:
-                self._turn_away(peer)
+                self._reject(peer)
         elif not part:
-            self._turn_away(peer)
+            self._reject(peer)
 
-    def _turn_away(self, peer: socket.socket) -> None:
+    def _reject(self, peer: socket.socket) -> None:
         self._ready.unregister(peer)
-        del self._asked[peer]
+        del self._challenged[peer]
         peer.close()

@@ -1,4 +1,4 @@
-"""Signals by which schedulers, terminals and people stop a run, after it wrote a checkpoint."""
+"""Signals of schedulers, terminals and users to stop a run, which first writes a checkpoint."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from dgl_mgpu.comm.communicator import Communicator
 from dgl_mgpu.utils.interrupts import STOPPING, Stopped, StopSignals
 from dgl_mgpu.utils.temporary_folder import note_sharing
 
-# How often a worker looks whether its rank is there.
+# How often a worker checks that its rank lives.
 _LOOK_SECONDS = 1.0
 
 
 class PreemptionHandler:
-    """Whether some rank was told to stop; all ``ranks`` learn of it at the same step."""
+    """Signals to stop, agreed upon by all ``ranks`` at the same step."""
 
     def __init__(self, ranks: Communicator) -> None:
         self._ranks = ranks
@@ -31,16 +31,15 @@ class PreemptionHandler:
     def listening(self) -> Iterator[PreemptionHandler]:
         """Hear SIGTERM, SIGHUP and Ctrl-C, the first of maybe several.
 
-        Those that tell all processes of a job to stop, as schedulers do, tell a rank twice: its
-        launcher or torchrun's agent, which they tell too, passes it on, and ``timeout`` signals its
-        child and then the group.  So a repeated one is nobody's wish to lose the checkpoint, but
-        for Ctrl-C.
+        A rank may get the same signal twice: schedulers signal all processes of a job, of which the
+        launcher or torchrun's agent passes it on, and ``timeout`` signals its child and then the
+        group.  So a repeated signal does not cancel the checkpoint, except for Ctrl-C.
         """
         with self._signals:
             yield self
 
     def stopped(self) -> Stopped:
-        """What a rank ends with that has stopped."""
+        """The exception with which a stopped rank ends."""
         return Stopped(signal.SIGTERM if self._signals.first is None else self._signals.first)
 
     def _end_if_repeated(self) -> None:
@@ -48,42 +47,42 @@ class PreemptionHandler:
             raise KeyboardInterrupt
 
     @property
-    def _is_asked_to_stop(self) -> bool:
+    def _has_signal(self) -> bool:
         return self._signals.first is not None
 
     def after_step(self) -> bool:
-        """Whether to stop after this step; all ranks ask after the same steps.
+        """Whether to stop after this step; called by all ranks after the same steps.
 
-        The answer is what was known at the step before: nobody waits for other ranks.
+        The answer is that of the step before, so that no rank waits for others.
         """
         if self._ranks.size == 1:
-            return self._is_asked_to_stop
+            return self._has_signal
         pending, self._pending = self._pending, self._count()
-        return pending is not None and _answer(*pending)
+        return pending is not None and _any_rank(*pending)
 
     def after_epoch(self) -> bool:
-        """Whether to stop after this epoch; here all wait for each other."""
+        """Whether to stop after this epoch; a barrier of all ranks."""
         self._pending = None
-        return self._is_asked_to_stop if self._ranks.size == 1 else _answer(*self._count())
+        return self._has_signal if self._ranks.size == 1 else _any_rank(*self._count())
 
     def _count(self) -> tuple[torch.Tensor, dist.Work]:
-        """How many ranks have received a signal, once all have answered."""
-        count = torch.tensor(int(self._is_asked_to_stop))
+        """Start to count the ranks that have received a signal."""
+        count = torch.tensor(int(self._has_signal))
         return count, dist.all_reduce(count, async_op=True)
 
 
-def _answer(count: torch.Tensor, pending: dist.Work) -> bool:
+def _any_rank(count: torch.Tensor, pending: dist.Work) -> bool:
     pending.wait()
     return bool(count)
 
 
 class DeferredSignals:
-    """Has signals to stop wait, within ``with``, until it is asked for them.
+    """Defers signals to stop, within ``with``, until `check`.
 
     A handler that raises does so anywhere: between the start of a process and its place in the list
     of those to be ended, or in a callback of ``fork``, where Python prints what is raised and drops
-    it.  ``sign``, a list for ``multiprocessing.connection.wait``, can be read when there is a
-    signal to be asked for; it is empty on another thread than the main one, which hears none.
+    it.  ``sign``, a list for ``multiprocessing.connection.wait``, is readable when a signal is
+    pending; it is empty on other threads than the main one, which get no signals.
     """
 
     def __init__(self) -> None:
@@ -127,13 +126,13 @@ class DeferredSignals:
             raise Stopped(self._signals.first)
 
     def _give_sign(self) -> None:
-        with contextlib.suppress(BlockingIOError):  # it is full of signs already
+        with contextlib.suppress(BlockingIOError):  # the pipe is full
             os.write(self._writer, b".")
 
 
 @contextlib.contextmanager
 def blocked(*signals: signal.Signals) -> Iterator[None]:
-    """Within, these signals wait; they wait for ever in processes that are started here."""
+    """Block signals, for ever in processes that are started within."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:
         yield
@@ -142,26 +141,26 @@ def blocked(*signals: signal.Signals) -> Iterator[None]:
 
 
 def outlive_sigterm(rank: int, worker: int) -> None:
-    """Have a DataLoader's worker, started with `STOPPING` blocked, end when its rank sends SIGTERM.
+    """End a DataLoader's worker, started with `STOPPING` blocked, when its rank sends SIGTERM.
 
-    One that is sent to all processes is for the rank, which stops after a step and needs its
-    workers until then.  Its own is how torch ends a worker that does not end by itself.  The system
-    makes one signal of two that wait: the rank's is lost behind one that is not heard yet, and
-    multiprocessing sends it again at its end.
+    A SIGTERM to all processes is for the rank, which stops after a step and needs its workers until
+    then; torch ends a worker that does not end by itself by a SIGTERM of the rank.  The system
+    merges two pending signals: the rank's may be lost behind another one, and multiprocessing sends
+    it again at its end.
 
     It ends, too, when its rank was killed, which torch's workers notice only if that happens after
     they have begun.  ``rank`` is the rank's process, and ``worker`` the worker's number, with which
     a DataLoader calls its ``worker_init_fn``.
     """
-    # Here, too: what a process starts with is not what it was started within, if it was spawned.
+    # Again, since a spawned process does not inherit the mask.
     signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
     note_sharing()
-    threading.Thread(target=_end_when_told_by, args=(rank,), daemon=True).start()
+    threading.Thread(target=_exit_on_sigterm_of, args=(rank,), daemon=True).start()
 
 
-def _end_when_told_by(process: int) -> None:
+def _exit_on_sigterm_of(process: int) -> None:
     while os.getppid() == process:
-        # Who waits for a signal learns who sent it.
+        # Waiting tells the sender.
         received = signal.sigtimedwait({signal.SIGTERM}, _LOOK_SECONDS)
         if received is not None and received.si_pid == process:
             break

@@ -79,7 +79,7 @@ def children_of(process: int) -> list[int]:
 
 
 def state_of(process: int) -> str:
-    """As ``ps`` shows it: R runs, S waits, D waits for a device, T is stopped; "" of one gone."""
+    """The state, as of ``ps``: R runs, S sleeps, D waits for a device, T is stopped; "" if gone."""
     status = _status(process)
     return "" if status is None else status[0]
 
@@ -110,7 +110,7 @@ def _all_statuses() -> Iterator[tuple[int, list[str]]]:
 
 
 def runs(process: int) -> bool:
-    """Whether a process has not ended."""
+    """Whether a process is alive."""
     return state_of(process) not in ("", "Z", "X")
 
 

@@ -1,4 +1,4 @@
-"""Typed errors for what the system and torch raise: of limits, memory, lost workers and ranks."""
+"""Typed errors in place of those of the system and torch: limits, memory, lost processes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from dgl_mgpu.errors import (
     WorkerFailedError,
 )
 from dgl_mgpu.machine.shared_memory import lacks_shared_memory, unusable_shared_memory
-from dgl_mgpu.train.launch.heartbeat import stage_of
+from dgl_mgpu.utils.stages import stage_of
 from dgl_mgpu.utils.units import human_bytes
 
 log = logging.getLogger(__name__)
@@ -32,11 +32,11 @@ log = logging.getLogger(__name__)
 _FEW_PROCESSES = 1000
 # How long after a worker's connection is lost a busy system may take to report its end.
 _SIGNAL_SECONDS = 5.0
-# What torch says of a worker that is gone, or cannot be heard.  Of an error that one raised it says
-# that it was «in DataLoader worker process 0».
+# torch's messages of a worker that is lost.  Errors that a worker raised have another text: «in
+# DataLoader worker process 0».
 _LOST_WORKER = "DataLoader worker (pid", "Too many open files. Communication with the workers"
-# Says more than that a worker has ended.
-_EXPLAINED = WorkerFailedError, LimitError, SharedMemoryError
+# Errors that already name the cause.
+_KNOWN_CAUSES = WorkerFailedError, LimitError, SharedMemoryError
 
 
 # -- limits of processes (ulimit) ------------------------------------------------------------------
@@ -59,7 +59,7 @@ def kill_reasons() -> str:
 
 
 def crash_reasons() -> str:
-    """The end of a sentence on a crash: limits at which libraries end a process, if any."""
+    """Limits at which libraries end a process, if any are set, as the end of a sentence."""
     reasons, processes = [_memory_limit()], _soft(resource.RLIMIT_NPROC)
     if processes is not None and processes < _FEW_PROCESSES:
         reasons.append(f"ulimit -u allows a user {processes} processes and threads")
@@ -68,7 +68,7 @@ def crash_reasons() -> str:
 
 
 def processes_limit() -> str:
-    """How many processes and threads a user may have, and the memory for their stacks."""
+    """The limits of a user's processes and threads, and of the memory for their stacks."""
     most, memory = _soft(resource.RLIMIT_NPROC), _memory_limit()
     processes = "" if most is None else f"ulimit -u allows a user {most} processes and threads"
     return processes + (f" (and {memory})" if memory else "")
@@ -94,7 +94,7 @@ def warn_of_time() -> None:
 
 
 @contextlib.contextmanager
-def typed_memory(asked: str, fix: str) -> Iterator[None]:
+def typed_memory(action: str, fix: str) -> Iterator[None]:
     """Raise typed errors that say what to do where memory, open files or processes run out.
 
     Raises DeviceMemoryError, LimitError or SharedMemoryError.
@@ -104,28 +104,28 @@ def typed_memory(asked: str, fix: str) -> Iterator[None]:
     except (RuntimeError, MemoryError, OSError) as error:
         if isinstance(error, DGLMGPUError):
             raise
-        asked = f"{asked} on rank {dist.get_rank() if dist.is_initialized() else 0}"
-        found = (str(error).splitlines() or ["too little memory"])[0] + stage_of(error)
+        action = f"{action} on rank {dist.get_rank() if dist.is_initialized() else 0}"
+        problem = (str(error).splitlines() or ["too little memory"])[0] + stage_of(error)
         # torch's own errors have no number.
         if getattr(error, "errno", None) == errno.EMFILE or "Too many open files" in str(error):
             most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
             raise LimitError(
-                asked,
-                f"{found}; ulimit -n allows a process {most} of them",
+                action,
+                f"{problem}; ulimit -n allows a process {most} of them",
                 "raise it (ulimit -n 65536), or use fewer ranks and sampler.num_workers",
             ) from error
         if is_of_processes(error):
             raise LimitError(
-                asked,
-                f"{found}; {processes_limit()}",
+                action,
+                f"{problem}; {processes_limit()}",
                 "raise it (ulimit -u, ulimit -v), or use fewer ranks and sampler.num_workers",
             ) from error
         if lacks_shared_memory(error):
-            raise unusable_shared_memory(found) from error
+            raise unusable_shared_memory(problem) from error
         if not _is_of_memory(error):
             raise
         limit = f" (and {_memory_limit()})" if _memory_limit() else ""
-        raise DeviceMemoryError(asked, found + limit, fix) from error
+        raise DeviceMemoryError(action, problem + limit, fix) from error
 
 
 def _is_of_memory(error: Exception) -> bool:
@@ -163,8 +163,8 @@ def typed_worker_losses() -> Iterator[None]:
         yield
     except Exception as error:
         # Torch's handler of SIGCHLD raises wherever this process is: also while it waits for other
-        # ranks or writes a checkpoint, whose errors then say that this has failed.
-        lost = None if isinstance(error, _EXPLAINED) else _lost_worker(error)
+        # ranks or writes a checkpoint, whose errors then blame these.
+        lost = None if isinstance(error, _KNOWN_CAUSES) else _lost_worker(error)
         if lost is None:
             raise
         raise WorkerFailedError(
@@ -176,7 +176,7 @@ def typed_worker_losses() -> Iterator[None]:
 
 
 def _lost_worker(error: BaseException) -> str | None:
-    """What torch says of a worker that is gone; None if the error is of something else."""
+    """torch's message of a lost worker; None if the error is of something else."""
     cause: BaseException | None = error
     while cause is not None:
         is_torchs = isinstance(cause, RuntimeError) and not isinstance(cause, DGLMGPUError)
@@ -194,7 +194,7 @@ def _lost_worker(error: BaseException) -> str | None:
 
 
 def _is_of_connection(error: BaseException) -> bool:
-    """Whether it is of a connection between processes, which a rank has with its workers alone."""
+    """Whether an error is of a connection between processes; a rank has those to workers only."""
     if not isinstance(error, ConnectionError | EOFError):
         return False
     *_, (innermost, _) = traceback.walk_tb(error.__traceback__)

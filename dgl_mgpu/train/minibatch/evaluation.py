@@ -1,4 +1,4 @@
-"""Validation and test on all nodes at once, where blocks of all neighbours would overlap a lot."""
+"""Layer-wise validation and test, where blocks of all neighbours would overlap a lot."""
 
 from __future__ import annotations
 

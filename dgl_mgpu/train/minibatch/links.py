@@ -20,16 +20,16 @@ from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.ops import SampleKey
 from dgl_mgpu.report import AUC
 from dgl_mgpu.store.graph import StoreGraph
-from dgl_mgpu.train.metrics import Criterion
-from dgl_mgpu.train.minibatch.task import Objective, Task, input_rows, model_rows
+from dgl_mgpu.train.minibatch.task import Task, input_rows
+from dgl_mgpu.train.objectives import Criterion, Objective, model_rows
 
-#: How often pairs that turn out to be edges are drawn anew.
+#: Attempts to draw pairs that are not edges.
 _ATTEMPTS = 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class LinkTask(Task):
-    """To tell the edges of a graph from pairs of nodes that are none.
+    """Link prediction: distinguish edges from pairs of nodes without one.
 
     Seeds are ids of edges in training; else their numbers among those held out.
     """
@@ -39,11 +39,11 @@ class LinkTask(Task):
     next_edge: torch.Tensor  # shape (num_edges,)
     longest_ring: int  # Edges between the same nodes (:class:`dgl_mgpu.data.links.Rings`)
     negatives: int  # Pairs that are compared with each edge
-    seed: int  # Which ones, of edges that are held out
+    seed: int  # of the pairs of held-out edges
 
     @classmethod
     def from_links(cls, config: Config, links: HeldOut) -> LinkTask:
-        """To learn the edges that are left of a data set."""
+        """The task on the edges of a data set that are not held out."""
         rest = links.dataset
         next_edge, longest_ring = rings_of_edges(rest)
 
@@ -77,15 +77,15 @@ class LinkTask(Task):
                 negative_sampler=OtherDestinations(self.negatives),
             )
         edges = self.held_out[split].to(graph.device)
-        return HeldOutEdges(edges, self._others(split, edges[0], graph), blocks)
+        return HeldOutEdges(edges, self._negatives(split, edges[0], graph), blocks)
 
-    def _others(self, split: str, sources: torch.Tensor, graph: StoreGraph) -> torch.Tensor:
+    def _negatives(self, split: str, sources: torch.Tensor, graph: StoreGraph) -> torch.Tensor:
         """Destinations to which the sources of a split have no edge, held out or not."""
         ends = torch.cat(list(self.held_out.values()), 1).long().to(graph.device)
         known, rows = ends[0] * graph.num_nodes() + ends[1], sources.long()[:, None]
 
         def draw(attempt: int) -> torch.Tensor:
-            # No mini-batch's: numbers that a pass draws are of its epoch, and alike for all ranks.
+            # A key of no mini-batch: the same for all ranks and epochs.
             key = SampleKey(self.seed, batch=SPLITS.index(split), hop=attempt)
             return graph.negative_destinations(sources, self.negatives, key=key)
 
@@ -105,9 +105,9 @@ class LinkTask(Task):
 class PairRanking(Criterion):
     """Scores of each edge and then of its other pairs, shape (edges, 1 + others).
 
-    Edges and other pairs count alike in the loss, a binary cross entropy.  An edge is right by the
-    share of its other pairs that score lower, of equal scores a half: the mean over edges estimates
-    that of the areas under the ROC curves of their sources' pairs.
+    Edges and other pairs count alike in the loss, a binary cross entropy.  An edge counts as
+    correct by the share of its other pairs that score lower, equal scores as half: the mean over
+    edges estimates the mean area under the ROC curves of their sources' pairs.
     """
 
     metric_name = AUC
@@ -130,7 +130,7 @@ class PairRanking(Criterion):
 
 
 class LinkPrediction(Objective):
-    """Edges, told from pairs that are none by the product of their ends' rows.
+    """Scores of edges and of pairs without one: dot products of their ends' embeddings.
 
     A batch is what ``dgl.dataloading.as_edge_prediction_sampler`` gives: input nodes, the graph of
     the edges, that of the other pairs, as many for each edge and of its source, and blocks.
@@ -142,7 +142,7 @@ class LinkPrediction(Objective):
     def outputs(self, model: nn.Module, batch: Sequence[Any]) -> torch.Tensor:
         """Scores, of each edge and then of its other pairs, float32, shape (edges, 1 + others)."""
         _, edges, negatives, blocks = batch
-        # Products of 16-bit numbers are often equal.
+        # In float32, since products of 16-bit numbers are often equal.
         rows = model_rows(model, blocks).float()
         scores = [
             _products(pairs, rows).view(edges.num_edges(), -1) for pairs in (edges, negatives)
@@ -150,7 +150,7 @@ class LinkPrediction(Objective):
         return torch.cat(scores, 1)
 
     def targets(self, batch: Sequence[Any]) -> torch.Tensor:
-        """Which of these pairs are edges: the first ones, float32, of the same shape."""
+        """1 for edges, which come first, and 0 for other pairs: float32, of the same shape."""
         _, edges, negatives, _ = batch
         count = edges.num_edges()
         width = 1 + negatives.num_edges() // count
@@ -159,17 +159,18 @@ class LinkPrediction(Objective):
 
 
 def _products(pairs: dgl.DGLGraph, rows: torch.Tensor) -> torch.Tensor:
-    """Of the rows at the ends of each pair, shape (pairs,)."""
+    """Dot products of the rows at the ends of each pair, shape (pairs,)."""
     sources, destinations = pairs.edges()
     return (rows[sources.long()] * rows[destinations.long()]).sum(1)
 
 
 class WithParallels:
-    """For DGL's edge samplers: which edges a mini-batch must not see, its own and all beside them.
+    """For DGL's edge samplers: the edges hidden from a mini-batch, its own and all parallel ones.
 
-    DGL's ``exclude="reverse_id"`` knows one edge beside each; a graph may have several between two
-    nodes, each of which tells of the others.  ``next_edge``, in the graph's idtype and of shape
-    (num_edges,), and ``longest_ring`` are those of :class:`dgl_mgpu.data.links.Rings`.
+    DGL's ``exclude="reverse_id"`` hides one reverse edge each; a graph may have several edges
+    between two nodes, each of which would give the others away.  ``next_edge``, in the graph's
+    idtype and of shape (num_edges,), and ``longest_ring`` are those of
+    :class:`dgl_mgpu.data.links.Rings`.
     """
 
     #: For `dgl_mgpu.sampling.prefetch_safety`.

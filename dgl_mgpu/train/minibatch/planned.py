@@ -28,7 +28,7 @@ class Planned(NamedTuple):
     """A plan, and what it goes by."""
 
     plan: Plan
-    origin: str  # Where sizes are from, and whether hotness is counted or modelled, in a sentence
+    origin: str  # of sizes, and whether hotness is counted or modelled, in a sentence
 
 
 def plan_for(config: Config) -> Planned:
@@ -52,13 +52,12 @@ def plan_for(config: Config) -> Planned:
     options = config.store_options()
     topology = _topology(config)
     on_gpus = options.device != "cpu" and topology.name != "cpu"
-    # A machine known by name, or this one.
     memory = topology.host_memory
     shared = None if on_gpus else SharedMemory(memory, memory)
     if not on_gpus and config.topology == "auto":
         shared = SharedMemory.of_this_machine()
     dataset: Dataset | HeteroDataset
-    known, origin = _known(config)
+    known, origin = _known_sizes(config)
     if known is None:
         dataset, task = load(config)
         hotness = None
@@ -72,7 +71,7 @@ def plan_for(config: Config) -> Planned:
                 "use store.hotness=degree, or look at the plan of a store that is built "
                 "(store.plan)",
             )
-        dataset, hotness = _drawn(config, known)
+        dataset, hotness = _draw_dataset(config, known)
         task = Task.from_dataset(config, dataset)
     tables, hotness = sources_of(
         dataset, options, config.trainer.seed, task.embeddings, hotness=hotness
@@ -82,7 +81,7 @@ def plan_for(config: Config) -> Planned:
     return Planned(plan, origin)
 
 
-def _known(config: Config) -> tuple[Outline | None, str]:
+def _known_sizes(config: Config) -> tuple[Outline | None, str]:
     """The data in outline, or None where they are read; and what a plan then goes by."""
     data = config.data
     options = dict(data.options)
@@ -99,7 +98,9 @@ def _known(config: Config) -> tuple[Outline | None, str]:
     return sketch, f"{data.name} is not in {data.root} (no plan downloads it): {sketch.origin}"
 
 
-def _drawn(config: Config, known: Outline) -> tuple[Dataset | HeteroDataset, dict[str, np.ndarray]]:
+def _draw_dataset(
+    config: Config, known: Outline
+) -> tuple[Dataset | HeteroDataset, dict[str, np.ndarray]]:
     """A data set in outline, with the features and self-loops that its model wants."""
     dataset, hotness = known.draw()
     dataset = adapt_to_model(config, dataset)

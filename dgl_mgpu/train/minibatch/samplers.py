@@ -1,4 +1,4 @@
-"""What mini-batches are made of: the order of seeds, and PinSAGE's neighbours."""
+"""The order of seeds in mini-batches, and PinSAGE's sampler of neighbours."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class SeedBatches(IterableDataset):
         self._rank = rank
         self.ntype = ntype
         self.num_ranks = num_ranks
-        # The epoch and its first batch; in shared memory: workers that live on see the next too.
+        # The epoch and its first batch; in shared memory, for persistent workers.
         self._at = torch.zeros(2, dtype=torch.int64).share_memory_()
 
     def in_order(self, seeds: torch.Tensor) -> SeedBatches:
@@ -66,7 +66,7 @@ class SeedBatches(IterableDataset):
 
     @property
     def device(self) -> torch.device:
-        """Where the seeds are (DGL's DataLoader asks)."""
+        """The device of the seeds, which DGL's DataLoader reads."""
         return self._seeds.device
 
     def set_epoch(self, epoch: int, first: int = 0) -> None:
@@ -75,7 +75,7 @@ class SeedBatches(IterableDataset):
 
     def __len__(self) -> int:
         """Batches of this rank in the epoch."""
-        return len(self._mine())
+        return len(self._own_batches())
 
     def rounds(self) -> list[int]:
         """Seeds of all ranks together in each round of the epoch, one batch a rank.
@@ -92,7 +92,7 @@ class SeedBatches(IterableDataset):
         """Batches of all ranks in an epoch."""
         return -(-len(self._seeds) // self.batch_size)
 
-    def _mine(self) -> range:
+    def _own_batches(self) -> range:
         """Numbers of this rank's batches."""
         return range(int(self._at[1]) + self._rank, self.num_batches, self.num_ranks)
 
@@ -101,7 +101,7 @@ class SeedBatches(IterableDataset):
         if self._shuffle:
             random = np.random.Generator(np.random.Philox(key=[self._seed, int(self._at[0])]))
             order = torch.from_numpy(random.permutation(len(self._seeds)))
-        mine = self._mine()
+        mine = self._own_batches()
         worker = get_worker_info()
         if worker is not None:
             mine = mine[worker.id :: worker.num_workers]

@@ -1,11 +1,10 @@
-"""What a run on mini-batches learns: its seeds, what it asks of a model, and learned inputs."""
+"""The task of a run on mini-batches: its seeds and samplers, its objective and learned inputs."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 import dgl
 import numpy as np
@@ -21,62 +20,19 @@ from dgl_mgpu.models.heterogeneous import common_width
 from dgl_mgpu.store.embedding.layer import StoreEmbedding
 from dgl_mgpu.store.graph import StoreGraph
 from dgl_mgpu.train.checkpoint.checkpoint import SpilledState
-from dgl_mgpu.train.metrics import Criterion, MultiLabel, SingleLabel
+from dgl_mgpu.train.objectives import MultiLabel, NodeClassification, Objective, SingleLabel
 from dgl_mgpu.utils.stages import stage
+from dgl_mgpu.utils.types import NTYPE
 
-#: What the store calls the rows that nodes without features learn.
+#: The store's name of the rows that nodes without features learn.
 LEARNED = "learned"
-#: DGL's name of the only type of nodes.
-ONE_NTYPE = "_N"
-#: The stage, within a model's, in which it reads learned rows; features were gathered before.
+#: The stage, within the model's, in which learned rows are read.
 LOOKUP = "look up"
-
-
-class Objective(ABC):
-    """What is asked of a model for the seeds of a mini-batch, whose last item is its blocks."""
-
-    #: Whether a step that learns it can be captured as a CUDA graph.
-    can_be_captured: ClassVar[bool] = False
-
-    def __init__(self, criterion: Criterion) -> None:
-        self.criterion = criterion
-
-    @abstractmethod
-    def outputs(self, model: nn.Module, batch: Sequence[Any]) -> torch.Tensor:
-        """What the model says of each seed, shape (seeds, …)."""
-
-    @abstractmethod
-    def targets(self, batch: Sequence[Any]) -> torch.Tensor:
-        """What is true of each seed, shape (seeds, …)."""
-
-
-class NodeClassification(Objective):
-    """Classes of nodes of type ``target``, which have ``"label"``."""
-
-    can_be_captured = True
-
-    def __init__(self, target: str, criterion: Criterion) -> None:
-        super().__init__(criterion)
-        self._target = target
-
-    def outputs(self, model: nn.Module, batch: Sequence[Any]) -> torch.Tensor:
-        return model_rows(model, batch[-1])
-
-    def targets(self, batch: Sequence[Any]) -> torch.Tensor:
-        return batch[-1][-1].dstnodes[self._target].data["label"]
-
-
-def model_rows(model: nn.Module, blocks: Sequence[dgl.DGLGraph]) -> torch.Tensor:
-    """What a model gives for the nodes that blocks end with."""
-    data = blocks[0].srcdata
-    # To iterate over all data would fetch features that the model does not want.
-    inputs: Any = getattr(model, "module", model).inputs
-    return model(blocks, {name: data[name] for name in (dgl.NID, *inputs) if name in data})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What all ranks know of a data set, which the first one reads: to learn classes of nodes."""
+    """Node classification: what all ranks know of the data set, which the first one reads."""
 
     seeds: dict[str, torch.Tensor]  # the nodes of each split, in the graph's id type
     num_outputs: int  # numbers that a model gives for a seed
@@ -88,7 +44,7 @@ class Task:
 
     @classmethod
     def from_dataset(cls, config: Config, dataset: Dataset | HeteroDataset) -> Task:
-        """What is to be learned from a data set.
+        """The task on a data set.
 
         Raises ConfigError if fanouts by edge type are not for the graph's types.
         """
@@ -118,9 +74,9 @@ class Task:
         return {ntype: {LEARNED: self.width} for ntype in self.learned}
 
     def prefetch_options(self, inputs: tuple[str, ...]) -> dict[str, Any]:
-        """What a sampler fetches, by the names of its parameters.
+        """Features and labels that a sampler prefetches, by the names of its parameters.
 
-        ``inputs`` are the node features that a model wants in a graph of one type.
+        ``inputs`` are the node features that a model reads in a graph of one type.
         """
         if self.target is None:
             features = [name for name in inputs if name != dgl.NID]  # ids are there anyway
@@ -131,12 +87,12 @@ class Task:
         }
 
     def objective(self, graph: StoreGraph) -> Objective:
-        """What a model is asked for the seeds."""
+        """The outputs, targets and loss of the seeds."""
         labels = MultiLabel(self.num_outputs) if self.multi_label else SingleLabel()
         return NodeClassification(self.target or graph.ntypes[0], labels)
 
     def sampler(self, split: str, blocks: Sampler, graph: StoreGraph) -> Sampler:
-        """The sampler of a split's seeds, by way of one of blocks for nodes of the graph."""
+        """The sampler of a split's seeds, given a sampler of blocks for nodes of the graph."""
         return blocks
 
 
@@ -144,7 +100,7 @@ def input_rows(config: Config, dataset: Dataset) -> dict[str, Any]:
     """A task's ``width`` and ``learned``, for a graph of one type."""
     if "feat" in dataset.node_features:
         return {"width": dataset.node_features["feat"].shape[1]}
-    return {"width": config.model.hidden, "learned": (ONE_NTYPE,)}
+    return {"width": config.model.hidden, "learned": (NTYPE,)}
 
 
 def _check_fanouts(config: Config, dataset: HeteroDataset) -> None:

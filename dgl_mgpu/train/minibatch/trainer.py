@@ -6,7 +6,7 @@ import contextlib
 import os
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -30,12 +30,12 @@ from dgl_mgpu.store.feature_storage import Traffic
 from dgl_mgpu.store.global_store import GlobalStore
 from dgl_mgpu.train.capture import CapturedStep, normalised_batch
 from dgl_mgpu.train.launch.preemption import blocked, outlive_sigterm
-from dgl_mgpu.train.metrics import MetricAccumulator
 from dgl_mgpu.train.minibatch.evaluation import AllNodes
 from dgl_mgpu.train.minibatch.samplers import RandomWalkSampler, SeedBatches
-from dgl_mgpu.train.minibatch.task import LOOKUP, Objective
-from dgl_mgpu.train.optimizer import average_gradients, take_first_ranks
-from dgl_mgpu.train.trainer import StepCallback, Trainer
+from dgl_mgpu.train.minibatch.task import LOOKUP
+from dgl_mgpu.train.objectives import MetricAccumulator, Objective
+from dgl_mgpu.train.optimizer import average_gradients, broadcast_from_first
+from dgl_mgpu.train.trainer import Progress, Trainer
 from dgl_mgpu.utils.interrupts import STOPPING
 from dgl_mgpu.utils.stages import StageTimes, stage
 
@@ -46,17 +46,17 @@ _CAPTURED_STAGES = ("sample", "gather", "compute", "update")
 
 @dataclass
 class Split:
-    """What one split is iterated with: its seeds and the sampler of their mini-batches."""
+    """The seeds of a split and the sampler of their mini-batches."""
 
     batches: SeedBatches
     sampler: dgl.dataloading.Sampler
-    #: Evaluates it without blocks, where that takes less.
+    #: Evaluates it layer by layer, where that is cheaper than blocks.
     all_nodes: AllNodes | None = None
 
 
 @dataclass
 class _Sums:
-    """Sums over an epoch's steps so far, the seconds they took, and what was read for them."""
+    """Sums over an epoch's steps so far: metrics, seconds, and the rows and bytes read."""
 
     loss: float = 0.0
     correct: float = 0.0
@@ -69,7 +69,7 @@ class _Sums:
 
     @classmethod
     def read(cls, part: dict[str, Any]) -> _Sums:
-        """What a checkpoint has of some. Raises TypeError, ValueError, KeyError if it is none."""
+        """Read sums of a checkpoint. Raises TypeError, ValueError or KeyError if there are none."""
         return cls(
             loss=require_number(part["loss"]),
             correct=require_number(part["correct"]),
@@ -83,7 +83,7 @@ class _Sums:
         )
 
     def join(self, other: _Sums) -> None:
-        """Add what was done before, or by another rank."""
+        """Add sums of earlier steps, or of another rank."""
         self.loss += other.loss
         self.correct += other.correct
         self.seeds += other.seeds
@@ -92,7 +92,7 @@ class _Sums:
         self.add_seconds(**other.seconds)
 
     def add_seconds(self, **seconds: float) -> None:
-        """Add to what stages took."""
+        """Add to the seconds of stages."""
         for name, spent in seconds.items():
             self.seconds[name] = self.seconds.get(name, 0.0) + spent
 
@@ -112,7 +112,7 @@ class _Sums:
         self.join(_Sums(loss=loss, correct=correct, seeds=seeds, steps=accumulator.steps))
 
     def mean(self, total: float) -> float:
-        """Over the seeds; NaN of none."""
+        """Mean over the seeds; NaN if there are none."""
         return total / self.seeds if self.seeds else float("nan")
 
 
@@ -124,8 +124,8 @@ class MiniBatchTrainer(Trainer):
     those of training, validation and test.  ``embeddings`` trains the store's rows that the model
     looks up.
 
-    On a GPU nothing waits for a step's result: the host queues one after the other, batches are
-    made while the model works on those before, and what is shown of a step is some steps old.
+    On a GPU the host never waits for a step's result: it queues one step after the other, batches
+    are made ahead of the model, and the progress shown is some steps old.
 
     Raises InvalidInputError if workers are to read a store on GPUs, or steps cannot be captured.
     """
@@ -171,7 +171,7 @@ class MiniBatchTrainer(Trainer):
             and embeddings is None
             and normalised_batch(model) is None
         )
-        #: Of the step before, where a captured one leaves it.
+        #: Of the last step, written by its CUDA graph.
         self._num_correct = torch.zeros((), dtype=torch.float64, device=store.device)
         if options.cuda_graphs is True or (options.cuda_graphs == "auto" and can_be_captured):
             self._captured = CapturedStep(
@@ -182,7 +182,7 @@ class MiniBatchTrainer(Trainer):
                 required=options.cuda_graphs is True,
             )
         else:
-            take_first_ranks((*model.parameters(), *model.buffers()))
+            broadcast_from_first((*model.parameters(), *model.buffers()))
         self._loader = self._make_loader(self._train)
         self._sums = _Sums()
 
@@ -201,35 +201,37 @@ class MiniBatchTrainer(Trainer):
     def _part(self) -> dict[str, Any]:
         return asdict(self._sums)
 
-    def _take_parts(self, parts: list[dict[str, Any]]) -> None:
+    def _load_parts(self, parts: list[dict[str, Any]]) -> None:
         self._sums = _Sums()
         for part in parts:
             self._sums.join(_Sums.read(part))
-        # These ranks worked at the same time.
+        # Ranks work at the same time: their steps and seconds do not add up.
         self._sums.steps = max((part["steps"] for part in parts), default=0)
         self._sums.seconds = {name: s / len(parts) for name, s in self._sums.seconds.items()}
 
     def _captured_state(self) -> dict[str, Any]:
         return {} if self._captured is None else self._captured.state_dict()
 
-    def _take_captured(self, state: dict[str, Any]) -> None:
+    def _load_captured_state(self, state: dict[str, Any]) -> None:
         if self._captured is not None and state:
             self._captured.load_state_dict(state)
 
-    def _run_epoch(self, number: int, validate: bool, on_step: StepCallback) -> EpochReport | None:
+    def _run_epoch(
+        self, number: int, validate: bool
+    ) -> Generator[Progress, None, EpochReport | None]:
         begin = time.perf_counter()
         sums = self._sums
         with self.accesses or contextlib.nullcontext():
-            is_whole = self._train_epoch(sums, on_step)
+            yield from self._train_epoch(sums)
         evaluate = time.perf_counter()
         sums.add_seconds(total=evaluate - begin)
-        if not is_whole:
+        if self._is_stopping:
             return None
         self._sums = _Sums()
         with stage("evaluate"):
             valid = self.evaluate(self._valid) if validate else None
         end = time.perf_counter()
-        self.store.graph.traffic.take()  # evaluation's is no part of the epoch's
+        self.store.graph.traffic.take()  # that of the evaluation is not counted
         sums.add_seconds(total=end - evaluate, evaluate=end - evaluate)
         return EpochReport(
             epoch=number,
@@ -278,7 +280,7 @@ class MiniBatchTrainer(Trainer):
 
     @torch.no_grad()
     def predict(self) -> torch.Tensor:
-        """Of a machine's ranks in memory that they share."""
+        """As the base class; a machine's ranks share the memory of the result."""
         self.model.eval()
         graph, split = self.store.graph, self._test_split
         draws = isinstance(split.sampler, RandomWalkSampler)
@@ -293,14 +295,14 @@ class MiniBatchTrainer(Trainer):
         rows = (self._evaluated_outputs(batch).float() for batch in batches)
         return InferenceGroup.of_job().collected(rows, len(nodes), seeds.batch_size)
 
-    def _train_epoch(self, sums: _Sums, on_step: StepCallback) -> bool:
-        """Train on what is left of the epoch; whether that was all of it."""
+    def _train_epoch(self, sums: _Sums) -> Iterator[Progress]:
+        """Train on what is left of the epoch."""
         self.model.train()
         self.store.graph.set_epoch(self.epoch)
         self._train.batches.set_epoch(self.epoch, self._batches)
         accumulator = MetricAccumulator(self._device)
         with StageTimes(self._device) as times:
-            is_whole = self._train_rounds(sums, accumulator, on_step)
+            yield from self._train_rounds(sums, accumulator)
         sums.add_steps(accumulator)
         traffic = self.store.graph.traffic.take()
         sums.add_traffic(traffic)
@@ -309,17 +311,15 @@ class MiniBatchTrainer(Trainer):
         if self._on_gpu:
             spent["gather"] = spent.get("gather", 0.0) + looked_up
         else:
-            # Workers may have sampled, which is seen as the time that is waited for them.
+            # Workers may have sampled: then this is the time of waiting for them.
             loading = spent.get("load", 0.0) - (traffic.seconds - looked_up)
             spent.update(gather=traffic.seconds, sample=max(0.0, loading))
         stages = _STAGES if self._captured is None else _CAPTURED_STAGES
         sums.add_seconds(**{name: spent.get(name, 0.0) for name in stages})
-        return is_whole
 
-    def _train_rounds(
-        self, sums: _Sums, accumulator: MetricAccumulator, on_step: StepCallback
-    ) -> bool:
+    def _train_rounds(self, sums: _Sums, accumulator: MetricAccumulator) -> Iterator[Progress]:
         captured = self._captured
+        num_seeds = self._batches * self._train.batches.batch_size
         begin = iter if captured is None else captured.batches
         with _starting_workers():
             batches = begin(self._loader)
@@ -333,8 +333,8 @@ class MiniBatchTrainer(Trainer):
                 with stage("backward"):
                     loss.backward()
                     average_gradients(self._parameters)
-                    # Of batch normalisation: running statistics of each rank's own mini-batches.
-                    take_first_ranks(self.model.buffers())
+                    # Running statistics of batch normalisation differ between ranks.
+                    broadcast_from_first(self.model.buffers())
             else:
                 with stage("compute"):
                     self._compute_captured(captured, batch, round_size, accumulator)
@@ -342,21 +342,17 @@ class MiniBatchTrainer(Trainer):
                 self.optimizer.step()
                 if self._embeddings is not None:
                     self._embeddings.step()
-            on_step(
-                sums.steps + accumulator.steps,
-                *accumulator.latest(),
-                sums.seeds + accumulator.seeds,
-            )
             self._batches += self._train.batches.num_ranks
-            if self.should_stop():
-                return False
-        return True
+            num_seeds += round_size
+            yield Progress(sums.steps + accumulator.steps, *accumulator.latest(), num_seeds)
+            if self._is_stopping:
+                return
 
     def _loss(self, batch: Any, round_size: int, accumulator: MetricAccumulator) -> torch.Tensor:
-        """What this rank adds to the mean loss over the ``round_size`` seeds of all ranks."""
+        """This rank's share of the mean loss over the ``round_size`` seeds of all ranks."""
         if batch is None:
-            # The last round has no batch for this rank: it takes part in what others look up,
-            # and its optimizer steps with theirs.
+            # The last round has no batch for this rank: it takes part in the collective lookups
+            # of the others, and in their optimizer step.
             return self.model([], {}).sum()
         targets = self._objective.targets(batch)
         outputs = self._outputs(batch)
@@ -367,7 +363,7 @@ class MiniBatchTrainer(Trainer):
     def _compute_captured(
         self, captured: CapturedStep, batch: Any, round_size: int, accumulator: MetricAccumulator
     ) -> None:
-        """Have parameters the gradients of :meth:`_loss`, over all ranks."""
+        """Set the parameters' gradients to those of :meth:`_loss`, over all ranks."""
         if batch is None:
             captured.without_batch()
             return
@@ -381,7 +377,7 @@ class MiniBatchTrainer(Trainer):
         return self._mean_loss(outputs, targets)
 
     def _weight(self, seeds: int, round_size: int) -> float:
-        """What makes the mean over ranks of their means that over the seeds of the round."""
+        """The weight with which the mean of ranks' mean losses is that over the round's seeds."""
         return seeds * self._train.batches.num_ranks / round_size
 
     def _outputs(self, batch: Sequence[Any]) -> torch.Tensor:
@@ -405,14 +401,14 @@ class MiniBatchTrainer(Trainer):
             num_workers=self._num_workers,
             worker_init_fn=partial(outlive_sigterm, os.getpid()),
             persistent_workers=split is self._train and self._num_workers > 0,
-            # To make an iterator draws a number, which a run that resumes does once more.
+            # Making an iterator draws a number; a resumed run draws it once more.
             generator=torch.Generator(),
         )
 
 
 @contextlib.contextmanager
 def _starting_workers() -> Iterator[None]:
-    """Within, a DataLoader begins a pass, without DGL's advice on CPU affinity."""
+    """Start a DataLoader's workers with signals blocked, without DGL's advice on CPU affinity."""
     with warnings.catch_warnings(), blocked(*STOPPING):
         warnings.filterwarnings("ignore", message="Dataloader CPU affinity opt")
         yield

@@ -16,11 +16,12 @@ import torch.distributed as dist
 import dgl_mgpu
 from dgl_mgpu.distributed.exchange import schedule as rounds
 from dgl_mgpu.distributed.exchange.schedule import Message
-from dgl_mgpu.train.fullgraph.trainer import FullGraphTrainer
+from dgl_mgpu.train.fullgraph import FullGraphTrainer
 from dgl_mgpu.utils import stages
 from dgl_mgpu.utils.stages import StageTimes, stage
 from tests.distributed.graphs import homogeneous
 from tests.ranks import on_gpus_too
+from tests.train.epochs import train_epoch
 
 
 class _Slow:
@@ -97,12 +98,10 @@ def _waited_for(exchange: str) -> tuple[float | None, float | None, list[str]]:
     trainer = _trainer(exchange)
     clock, sent, of_step = [0.0], [], []
 
-    def stepped(*figures: Any) -> None:
-        of_step.extend(sent)
-
     with _slow_exchanges(clock, sent):
-        report = trainer.run_epoch(True, stepped)
-    assert report is not None
+        for _ in trainer.run_epoch(last=True):
+            of_step.extend(sent)
+    (report,) = trainer.reports
     assert len(sent) > len(of_step)  # evaluation is no part of it
     return report.seconds.waiting, report.seconds.exchange, of_step
 
@@ -117,8 +116,7 @@ def test_an_epoch_tells_how_long_its_step_waited_for_rows(ranks, exchange):
 
 
 def test_a_single_rank_waits_for_nobody():
-    report = _trainer("halo").run_epoch(False, lambda *figures: None)
-    assert report is not None
+    report = train_epoch(_trainer("halo"))
     assert report.seconds.waiting is report.seconds.exchange is None
     assert report.seconds.forward is not None
 
@@ -126,8 +124,7 @@ def test_a_single_rank_waits_for_nobody():
 def _measured(exchange: str) -> list[str]:
     trainer = _trainer(exchange)
     for _ in range(2):
-        report = trainer.run_epoch(False, lambda *figures: None)
-    assert report is not None
+        report = train_epoch(trainer)
     return list(report.seconds.measured())
 
 

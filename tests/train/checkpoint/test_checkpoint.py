@@ -24,7 +24,7 @@ from dgl_mgpu.train.checkpoint.checkpoint import (
     checkpoints,
     require_resumable,
 )
-from dgl_mgpu.train.metrics import SingleLabel
+from dgl_mgpu.train.objectives import SingleLabel
 from dgl_mgpu.train.trainer import Trainer
 
 CONFIG = {
@@ -284,7 +284,7 @@ class _Resumes(Trainer):
         self.model(torch.arange(8.0).view(2, 4)).square().sum().backward()
         self.optimizer.step()
 
-    def _run_epoch(self, number, validate, on_step):
+    def _run_epoch(self, number, validate):
         raise NotImplementedError
 
     def predict(self):

@@ -19,6 +19,7 @@ from dgl_mgpu.train.checkpoint.checkpoint import Checkpoint, checkpoints
 from dgl_mgpu.train.compose import compose
 from dgl_mgpu.train.minibatch.run import make_trainer
 from dgl_mgpu.train.trained_run import load_run
+from tests.train.epochs import train_epoch
 
 SMALL = [
     "data=generated", "model=gcn", "data.options.num_nodes=300", "data.options.num_edges=900",
@@ -37,7 +38,7 @@ def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
     config = compose([*SMALL, f"data.root={folder / 'data'}", "trainer.epochs=2"])
     trainer = make_trainer(config)
-    assert trainer.run_epoch(False, lambda *step: None) is not None
+    train_epoch(trainer)
     yield trainer, trainer.checkpoint(dataclasses.asdict(config)).save(folder / "checkpoints")
     trainer.finish(folder)
 

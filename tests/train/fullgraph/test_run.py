@@ -21,10 +21,11 @@ from dgl_mgpu.distributed.host_features import HostRows
 from dgl_mgpu.models.full_graph import build_model, build_whole_relational_model
 from dgl_mgpu.models.heterogeneous import HeteroInputs, common_width
 from dgl_mgpu.report import EpochReport, read_metrics
+from dgl_mgpu.train import fullgraph
 from dgl_mgpu.train.checkpoint.checkpoint import Checkpoint
-from dgl_mgpu.train.fullgraph import run as fullgraph_run
-from dgl_mgpu.train.fullgraph.trainer import FullGraphTrainer
+from dgl_mgpu.train.fullgraph import FullGraphTrainer
 from tests.distributed.graphs import homogeneous
+from tests.train.epochs import train_epoch
 
 pytestmark = pytest.mark.usefixtures("forked_ranks")
 
@@ -205,7 +206,7 @@ def test_features_that_do_not_fit_are_in_host_memory(tmp_path, data, without_pic
 def test_nodes_without_features_are_refused(tmp_path, monkeypatch, capsys):
     data = load("generated", tmp_path, num_nodes=200, num_edges=900)
     bare = dataclasses.replace(data, node_features={})
-    monkeypatch.setattr(fullgraph_run, "load_dataset", lambda config: bare)
+    monkeypatch.setattr(fullgraph, "load_dataset", lambda config: bare)
     words = ["mode=fullgraph", "trainer.epochs=1", f"hydra.run.dir={tmp_path / 'run'}"]
     assert main(["train", *words]) == 1
     assert "no node feature 'feat'" in capsys.readouterr().err
@@ -232,7 +233,7 @@ def make_trainer(dropout: float) -> FullGraphTrainer:
 
 
 def losses(trainer: FullGraphTrainer, epochs: int) -> list[float]:
-    return [trainer.run_epoch(False, lambda *figures: None).loss for _ in range(epochs)]
+    return [train_epoch(trainer).loss for _ in range(epochs)]
 
 
 def _stop_and_resume(folder: Path) -> None:

@@ -20,10 +20,11 @@ from dgl_mgpu.distributed.host_features import HostRows
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.models import homogeneous as models
 from dgl_mgpu.models.full_graph import build_model
-from dgl_mgpu.train.fullgraph.trainer import FullGraphTrainer
+from dgl_mgpu.train.fullgraph import FullGraphTrainer
 from tests.distributed.graphs import heterogeneous, homogeneous
 from tests.ranks import RankProcesses
 from tests.roc import roc_auc
+from tests.train.epochs import train_epoch
 
 EPOCHS = 20
 CLASSES = 3
@@ -112,14 +113,10 @@ def trainer_of(
     return FullGraphTrainer(model, adam(model), pg, {"feat": features}, data["label"], masks)
 
 
-def no_step(step: int, loss: float, accuracy: float, seeds: int) -> None:
-    pass
-
-
 def by_trainer(trainer: FullGraphTrainer, epochs: int) -> list[tuple]:
     found = []
     for _ in range(epochs):
-        report = trainer.run_epoch(False, no_step)
+        report = train_epoch(trainer)
         accuracies = [report.valid_accuracy, report.test_accuracy]
         found.append((report.loss, accuracies, gradients(trainer.model)))
     return found
@@ -258,7 +255,7 @@ def _cora(root: Path, exchange: str = "halo") -> list[float]:
     torch.manual_seed(0)
     model = build_model(ModelConfig("gcn", 16, dropout=0.0), 1433, 7, 2).double()
     trainer = trainer_of(model, g, exchange=exchange)
-    return [trainer.run_epoch(False, no_step).loss for _ in range(EPOCHS)]
+    return [train_epoch(trainer).loss for _ in range(EPOCHS)]
 
 
 @pytest.fixture

@@ -26,11 +26,10 @@ from dgl_mgpu.errors import ConfigError, RankFailedError
 from dgl_mgpu.train.compose import compose
 from dgl_mgpu.train.launch import hangs
 from dgl_mgpu.train.launch import launch as launching
-from dgl_mgpu.train.launch.hangs import HangMonitor, HangWatch
-from dgl_mgpu.train.launch.heartbeat import WHOLE_GRAPH, Heartbeats, StageTracker
+from dgl_mgpu.train.launch.hangs import HangMonitor, HangWatch, Heartbeats
 from dgl_mgpu.train.launch.launch import launch
 from dgl_mgpu.train.trainer import Trainer
-from dgl_mgpu.utils.stages import stage
+from dgl_mgpu.utils.stages import WHOLE_GRAPH, StageTracker, stage
 from tests.environment import search_path
 from tests.train.jobs import SMALL, at_step, reports_of, torchrun, train, until
 

@@ -43,7 +43,7 @@ register_optimizer_step_pre_hook(hang)
 if __name__ == "__main__":
     peer_monitor._IDLE_SECONDS, peer_monitor._BETWEEN_SECONDS, peer_monitor._PROBES = 1, 1, 2
     # Ranks have what time they need.
-    peer_monitor._CONNECT_SECONDS = peer_monitor._OWN_WORD_SECONDS = 100
+    peer_monitor._CONNECT_SECONDS = peer_monitor._OWN_REPORT_SECONDS = 100
     sys.exit(main(["train", *sys.argv[1:]]))
 """
 PORT = 29517

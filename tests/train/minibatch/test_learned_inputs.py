@@ -23,6 +23,7 @@ from dgl_mgpu.train.compose import compose
 from dgl_mgpu.train.minibatch.planned import plan_for
 from dgl_mgpu.train.minibatch.run import load as load_task
 from dgl_mgpu.train.minibatch.run import make_trainer
+from tests.train.epochs import train_epoch
 
 pytestmark = pytest.mark.usefixtures("without_pictures")
 
@@ -62,7 +63,7 @@ def test_steps_are_those_of_an_embedding_of_torchs(name, data):
     before = copy.deepcopy(parameters_of(ours))
     rows = ours.embedding(torch.arange(graph.num_nodes())).detach().clone()
     seeds = list(trainer._train.batches)
-    report = trainer.run_epoch(False, lambda *step: None)
+    report = train_epoch(trainer)
     learned = ours.embedding(torch.arange(graph.num_nodes())).detach()
 
     theirs = type(ours)([12, 12, task.num_outputs], config.model)
@@ -98,7 +99,7 @@ def test_steps_are_those_of_an_embedding_of_torchs(name, data):
 def test_all_nodes_at_once_are_validated_as_by_blocks(name, data):
     config = compose([*SMALL, data, f"model={name}", "trainer.batch_size=20"])
     trainer = make_trainer(config)
-    trainer.run_epoch(False, lambda *step: None)
+    train_epoch(trainer)
     assert trainer._valid.all_nodes is not None
     at_once = trainer.evaluate(trainer._valid)
     logits = trainer.predict()

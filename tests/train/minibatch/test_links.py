@@ -26,6 +26,7 @@ from dgl_mgpu.train.minibatch.links import LinkPrediction, LinkTask, WithParalle
 from dgl_mgpu.train.minibatch.run import load, make_trainer
 from dgl_mgpu.train.minibatch.trainer import MiniBatchTrainer
 from dgl_mgpu.train.setup import load_dataset
+from tests.train.epochs import train_epoch
 
 SMALL = [
     "task=link_prediction",
@@ -210,7 +211,9 @@ def test_random_scores_are_right_half_the_time_and_ties_count_half():
 def epoch_of(config: Config, folder: Path | None = None) -> tuple[EpochReport, float]:
     """An epoch's report and the test after it; the first rank keeps them."""
     trainer = make_trainer(config)
-    report = trainer.run_epoch(True, lambda *step: None)
+    *_, progress = trainer.run_epoch(last=True)
+    (report,) = trainer.reports
+    assert progress.seeds == report.seeds  # of all ranks
     test = trainer.test()
     trainer.store.close()
     if folder is not None and trainer._ranks.rank == 0:
@@ -239,16 +242,17 @@ def test_ranks_and_workers_have_the_batches_of_one(tmp_path, data):
 def test_a_run_that_stops_in_an_epoch_goes_on_as_if_it_had_not(tmp_path, data, workers):
     config = config_of(data, "model.dropout=0.5", f"sampler.num_workers={workers}")
     whole = make_trainer(config)
-    reports = [whole.run_epoch(last, lambda *step: None) for last in (False, True)]
+    reports = [train_epoch(whole, last) for last in (False, True)]
     begun = make_trainer(config)
-    begun.run_epoch(False, lambda *step: None)
-    steps = iter([False, False, True])
-    begun.should_stop = lambda: next(steps)
-    assert begun.run_epoch(True, lambda *step: None) is None
+    train_epoch(begun)
+    for progress in begun.run_epoch(True):
+        if progress.step == 3:
+            begun.stop()
+    assert progress.step == 3 and begun.epoch == 1
     begun.checkpoint(asdict(config)).save(tmp_path / "checkpoints")
     rest = make_trainer(config)
     rest.resume(Checkpoint.load(tmp_path))
-    report = rest.run_epoch(True, lambda *step: None)
+    report = train_epoch(rest, last=True)
     assert report.seeds == reports[1].seeds
     # The same steps, whose sums were begun anew.
     assert report.loss == pytest.approx(reports[1].loss, rel=1e-12)

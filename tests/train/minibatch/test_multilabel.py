@@ -19,6 +19,7 @@ from dgl_mgpu.report import read_metrics
 from dgl_mgpu.train.compose import compose
 from dgl_mgpu.train.minibatch.run import make_trainer
 from tests.roc import roc_auc
+from tests.train.epochs import train_epoch
 
 SIZE = {"num_nodes": 900, "num_edges": 7000, "num_labels": 6, "signal": 0.5}
 OPTIONS = [
@@ -91,7 +92,7 @@ def test_losses_are_those_of_dgl_and_torch(data):
         with torch.no_grad():
             area = roc_auc(model(graph, features)[dataset.valid], dataset.labels[dataset.valid])
         expected.append((loss.item(), roc_auc(logits.detach(), labels[dataset.train]), area))
-        report = trainer.run_epoch(False, lambda *step: None)
+        report = train_epoch(trainer)
         found.append((report.loss, report.train_accuracy, report.valid_accuracy))
     assert found == [pytest.approx(each, rel=1e-4) for each in expected]
     trainer.store.close()
@@ -115,7 +116,7 @@ def test_one_type_of_several_may_have_them(tmp_path, monkeypatch, mode):
     labels = has[dataset.labels].astype(np.int8)
     labels[dataset.train[::3], 1] = -1
     several = dataclasses.replace(dataset, labels=labels, num_classes=5)
-    for module in (dgl_mgpu.train.minibatch.run, dgl_mgpu.train.fullgraph.run):
+    for module in (dgl_mgpu.train.minibatch.run, dgl_mgpu.train.fullgraph):
         monkeypatch.setattr(module, "load_dataset", lambda config: several)
     words = ["data=generated-relations", "model=rgcn", "model.hidden=12", "trainer.lr=0.02"]
     words += [f"mode={mode}", "store.device=cpu", "trainer.epochs=15", "trainer.batch_size=256"]

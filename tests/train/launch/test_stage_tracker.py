@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from dgl_mgpu.train.launch.heartbeat import Heartbeats, StageTracker, stage_of
-from dgl_mgpu.utils.stages import stage
+from dgl_mgpu.train.launch.hangs import Heartbeats
+from dgl_mgpu.utils.stages import StageTracker, stage, stage_of
 
 
 def test_an_error_knows_the_stage_it_comes_from():

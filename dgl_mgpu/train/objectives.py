@@ -1,25 +1,27 @@
-"""Losses and metrics of predictions, and their sums over an epoch's steps."""
+"""Objectives: outputs of a model for seeds, their loss and metric, and sums over steps."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
-from typing import ClassVar, Literal
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, ClassVar, Literal
 
+import dgl
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.nn import functional
 
 from dgl_mgpu.report import ACCURACY, ROC_AUC
 
-#: Rows that a model gives, and what is true of them.
+#: Outputs of a model and their targets, by mini-batch.
 Predictions = Iterable[tuple[torch.Tensor, torch.Tensor]]
-#: Scores that are ranked at a time, which takes some 60 bytes each.
-_AT_ONCE = 1 << 24
+#: Scores that are ranked at a time, at some 60 bytes each.
+_SCORES_AT_ONCE = 1 << 24
 
 
 class Criterion(ABC):
-    """How the rows that a model gives for seeds are compared with what is true of them."""
+    """Loss and metric of a model's outputs for seeds, given their targets."""
 
     #: The metric's name in reports.
     metric_name: ClassVar[str]
@@ -39,7 +41,7 @@ class Criterion(ABC):
 
     @abstractmethod
     def predictions(self, rows: torch.Tensor) -> dict[str, torch.Tensor]:
-        """What a model's rows say of each node, by a name for it."""
+        """Predictions for each node from a model's outputs, by name."""
 
     def score(self, predictions: Predictions, device: torch.device) -> float:
         """The metric of all ranks' seeds, of which each brings its own; collective."""
@@ -54,7 +56,7 @@ class Criterion(ABC):
 
 
 class SingleLabel(Criterion):
-    """The one class of each node, by cross entropy: logits, shape (nodes, classes), and int64."""
+    """One class of each node, by cross entropy: logits, shape (nodes, classes); labels, int64."""
 
     metric_name = ACCURACY
 
@@ -71,7 +73,7 @@ class SingleLabel(Criterion):
 
 
 class MultiLabel(Criterion):
-    """Which labels each node has, by binary cross entropy.
+    """Several labels of each node, by binary cross entropy.
 
     Logits and int8 of 1, 0 and -1, which is unknown, of shape (nodes, labels).  A node's loss is
     the mean over its known labels.  The metric is the area under the ROC curve of each label that
@@ -102,11 +104,53 @@ class MultiLabel(Criterion):
         return mean_area(logits, labels) * len(labels)
 
     def predictions(self, logits: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The labels that a node rather has than not, as int8 of 1 and 0."""
+        """Labels with a probability above one half, as int8 of 1 and 0."""
         return {"labels": (logits > 0).to(torch.int8), "logits": logits}
 
     def score(self, predictions: Predictions, device: torch.device) -> float:
         return areas_of_all_ranks(predictions, self._num_labels, device)
+
+
+class Objective(ABC):
+    """Outputs and targets of the seeds of a mini-batch, whose last item is its blocks."""
+
+    #: Whether a step that learns it can be captured as a CUDA graph.
+    can_be_captured: ClassVar[bool] = False
+
+    def __init__(self, criterion: Criterion) -> None:
+        self.criterion = criterion
+
+    @abstractmethod
+    def outputs(self, model: nn.Module, batch: Sequence[Any]) -> torch.Tensor:
+        """Outputs of the model for each seed, shape (seeds, …)."""
+
+    @abstractmethod
+    def targets(self, batch: Sequence[Any]) -> torch.Tensor:
+        """Targets of each seed, shape (seeds, …)."""
+
+
+class NodeClassification(Objective):
+    """Classes of nodes of type ``target``, which have ``"label"``."""
+
+    can_be_captured = True
+
+    def __init__(self, target: str, criterion: Criterion) -> None:
+        super().__init__(criterion)
+        self._target = target
+
+    def outputs(self, model: nn.Module, batch: Sequence[Any]) -> torch.Tensor:
+        return model_rows(model, batch[-1])
+
+    def targets(self, batch: Sequence[Any]) -> torch.Tensor:
+        return batch[-1][-1].dstnodes[self._target].data["label"]
+
+
+def model_rows(model: nn.Module, blocks: Sequence[dgl.DGLGraph]) -> torch.Tensor:
+    """Outputs of a model for the destination nodes of the last block."""
+    data = blocks[0].srcdata
+    # Iterating over all data would fetch features that the model does not read.
+    inputs: Any = getattr(model, "module", model).inputs
+    return model(blocks, {name: data[name] for name in (dgl.NID, *inputs) if name in data})
 
 
 class MetricAccumulator:
@@ -116,7 +160,7 @@ class MetricAccumulator:
         self._sums = torch.zeros(2, dtype=torch.float64, device=device)
         self.steps = self.seeds = 0
         self._latest = 0.0, 0.0, 0
-        # Sums on their way to the host, of so many seeds; they are there after the event.
+        # The seeds of sums on their way to the host, and the event after which they are there.
         on_gpu = device.type == "cuda"
         self._on_host = torch.empty(2, dtype=torch.float64, pin_memory=True) if on_gpu else None
         self._pending: tuple[int, torch.cuda.Event] | None = None
@@ -177,16 +221,16 @@ def areas(scores: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, to
     is_known, is_positive = targets >= 0, targets == 1
     known, positives = is_known.sum(0), is_positive.sum(0)
     negatives = known - positives
-    # What is not known comes after all others, whose ranks it leaves as they are.
+    # Unknown labels sort last, so that the ranks of others do not change.
     scores = scores.float().masked_fill(~is_known, torch.inf).T.contiguous()
     ordered, order = scores.sort(1)
-    # Looked up in their order, neighbours look at the same places.
+    # Looked up in sorted order, for the cache.
     below = torch.searchsorted(ordered, ordered)
     not_above = torch.searchsorted(ordered, ordered, right=True).minimum(known[:, None])
     # Twice the mean rank of equal scores, counted from 1.
     ranks = ((below + not_above + 1) * is_positive.T.gather(1, order)).sum(1)
     wins = (ranks - positives * (positives + 1)).double() / 2
-    # NaNs come last in order, and are above and below nothing.
+    # NaNs sort last, and compare to nothing.
     wins = wins.masked_fill(ordered[:, -1:].isnan().any(1), torch.nan)
     pairs = positives.double() * negatives
     return wins / pairs, pairs > 0
@@ -222,14 +266,14 @@ def _gather_by_label(
     if num_ranks > 1:
         dist.all_reduce(most, dist.ReduceOp.MAX)
     rows = int(most)
-    step = max(1, _AT_ONCE // max(1, rows * num_ranks))
+    step = max(1, _SCORES_AT_ONCE // max(1, rows * num_ranks))
     for first in range(0, scores.shape[1], step):
         both = scores[:, first : first + step], targets[:, first : first + step]
         if num_ranks == 1:
             yield both
             continue
         width = both[0].shape[1]
-        # Ranks send as much as each other: what a rank has not is of no known label.
+        # Ranks send equally many rows: padding has unknown labels.
         padded = scores.new_zeros(rows, width), targets.new_full((rows, width), -1)
         gathered = []
         for own, room in zip(both, padded, strict=True):
