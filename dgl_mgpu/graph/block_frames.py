@@ -84,13 +84,10 @@ class BlockFrame(Frame):
     def __init__(
         self, name: str, ids: torch.Tensor, num_rows: int, features: _Columns | None = None
     ) -> None:
-        initializers = ({}, None) if features is None else features.initializers
-        self.__dict__ = {
-            "_num_rows": num_rows,
-            "_initializers": initializers[0],
-            "_default_initializer": initializers[1],
-            "_source": (name, ids, features),
-        }
+        initializers: tuple[Any, Any] = ({}, None) if features is None else features.initializers
+        self._num_rows = num_rows
+        self._initializers, self._default_initializer = initializers
+        self._source: tuple[str, torch.Tensor, _Columns | None] | None = name, ids, features
         if features is not None and not features.is_lazy:
             self._make()
 
@@ -101,8 +98,9 @@ class BlockFrame(Frame):
 
     def _make(self) -> dict[str, Any]:
         source = self._source
-        if source is None:
-            return self.__dict__["_columns"]  # another thread has made them
+        if source is None:  # another thread has made them
+            made: dict[str, Any] = self.__dict__["_columns"]
+            return made
         name, ids, features = source
         if ids.shape[0] != self._num_rows:
             ids = ids[: self._num_rows]
@@ -116,12 +114,13 @@ class BlockFrame(Frame):
     @property
     def unmade_ids(self) -> torch.Tensor | None:
         """The ids of rows whose columns have not been made; None if they have been."""
-        return None if "_columns" in self.__dict__ else self._source[1]
+        is_unmade = self._source is not None and "_columns" not in self.__dict__
+        return self._source[1] if is_unmade else None  # type: ignore[index]
 
     @property
     def unmade_names(self) -> tuple[str, ...] | None:
         """The names of columns that have not been made; None if they have been."""
-        if "_columns" in self.__dict__:
+        if self._source is None or "_columns" in self.__dict__:
             return None
         name, _, features = self._source
         return (name,) if features is None else features.names

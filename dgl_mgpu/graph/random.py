@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 
@@ -108,28 +108,47 @@ class BatchDraws:
         self._key = self._torchs_key if seeding()[1] is None else key
         self._device = device
 
-    @contextmanager
-    def of_batch(self, number: int, *, with_torchs: bool = True) -> Iterator[None]:
+    def of_batch(self, number: int, *, with_torchs: bool = True) -> AbstractContextManager[object]:
         """Draw for batch ``number``, from 0.
 
         Torch's own generators, of the CPU and of the device, then draw for it too, and go on
         afterwards where they were: torch draws negative edges, and no dropout shall depend on when.
         They are the process's; a thread that draws meanwhile gets numbers of the batch.
         """
-        before = getattr(_local, "of_batch", None)
-        torchs = [torch.default_generator] if with_torchs else []
-        if with_torchs and self._device.type == "cuda":
+        draws = _Draws(_Sequences(_digest(*self._key, number)))
+        return self._with_torchs(draws, number) if with_torchs else draws
+
+    @contextmanager
+    def _with_torchs(self, draws: _Draws, number: int) -> Iterator[None]:
+        torchs = [torch.default_generator]
+        if self._device.type == "cuda":
             torchs.append(torch.cuda.default_generators[self._device.index])
         states = [torchs_generator.get_state() for torchs_generator in torchs]
-        _local.of_batch = _Sequences(_digest(*self._key, number))
-        try:
-            for torchs_generator in torchs:
-                torchs_generator.manual_seed(_digest(*self._torchs_key, number))
-            yield
-        finally:
-            _local.of_batch = before
-            for torchs_generator, state in zip(torchs, states, strict=True):
-                torchs_generator.set_state(state)
+        with draws:
+            try:
+                for torchs_generator in torchs:
+                    torchs_generator.manual_seed(_digest(*self._torchs_key, number))
+                yield
+            finally:
+                for torchs_generator, state in zip(torchs, states, strict=True):
+                    torchs_generator.set_state(state)
+
+
+class _Draws:
+    """Within, this thread draws from sequences of its own."""
+
+    # No generator: this takes microseconds of every batch.
+    __slots__ = ("_before", "_sequences")
+
+    def __init__(self, sequences: _Sequences) -> None:
+        self._sequences = sequences
+
+    def __enter__(self) -> None:
+        self._before = getattr(_local, "of_batch", None)
+        _local.of_batch = self._sequences
+
+    def __exit__(self, *exception: object) -> None:
+        _local.of_batch = self._before
 
 
 def _digest(*numbers: int) -> int:

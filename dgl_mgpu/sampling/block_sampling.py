@@ -237,13 +237,22 @@ def _start(
     batch = _Batch.for_graph(g, nodes)
     if batch is None or len(fanouts) == 0:
         return None
-    hops = [hop for hop in (_by_etype(g, fanout) for fanout in fanouts) if hop is not None]
+    etypes = g.canonical_etypes
+    hops = []
+    for fanout in fanouts:
+        if type(fanout) is int and fanout >= -1:
+            hop: dict[CanonicalEtype, int] | None = dict.fromkeys(etypes, fanout)
+        else:
+            hop = _by_etype(g, fanout)
+        if hop is None:
+            return None
+        hops.append(hop)
     weights = batch.weights(prob)
-    if weights is None or len(hops) < len(fanouts):
+    if weights is None:
         return None
     views = {
         etype: edges_view(relation, "csc", batch.device)
-        for etype, relation in zip(g.canonical_etypes, batch.index.relations, strict=True)
+        for etype, relation in zip(etypes, batch.index.relations, strict=True)
     }
     try:
         future = sample_hops_async(

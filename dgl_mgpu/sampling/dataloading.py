@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -23,6 +23,7 @@ from dgl.dataloading.base import (
 )
 from dgl.dataloading.dataloader import CollateWrapper, DataLoader
 from dgl.dataloading.neighbor_sampler import NeighborSampler
+from dgl.frame import Frame, LazyFeature
 from dgl.heterograph import DGLGraph
 from dgl.storages.tensor import BaseTensorStorage
 
@@ -86,18 +87,28 @@ def sample_blocks(
 
 
 def assign_lazy_features(self: Any, result: Any) -> Any:
-    """``BlockSampler.assign_lazy_features``, without views where there is nothing to assign."""
+    """``BlockSampler.assign_lazy_features``, without views where none are needed."""
     require_layers(self)
     _, _, blocks = result
     first, last = blocks[0], blocks[-1]
-    if self.prefetch_node_feats:
-        set_src_lazy_features(first, self.prefetch_node_feats)
-    if self.prefetch_labels:
-        set_dst_lazy_features(last, self.prefetch_labels)
+    names = self.prefetch_node_feats
+    if names and not _set_lazy(first._node_frames, first.srctypes, names):
+        set_src_lazy_features(first, names)
+    names = self.prefetch_labels
+    if names and not _set_lazy(last._node_frames[len(last.srctypes) :], last.dsttypes, names):
+        set_dst_lazy_features(last, names)
     if self.prefetch_edge_feats:
         for block in blocks:
             set_edge_lazy_features(block, self.prefetch_edge_feats)
     return result
+
+
+def _set_lazy(frames: Sequence[Frame], ntypes: Sequence[str], names: Any) -> bool:
+    """Have features of the only node type fetched; False if names are given by type."""
+    if len(ntypes) != 1 or not isinstance(names, list | tuple):
+        return False
+    frames[0]._columns.update((name, LazyFeature(name)) for name in names)
+    return True
 
 
 def batches_into_slots(loader: Any, slots: BatchSlots) -> Iterator:

@@ -235,11 +235,12 @@ class Batches:
             return
         tensors: list[torch.Tensor] = []
         recursive_apply(made, _collect, tensors)
-        # Many tensors of a batch share one allocation; recording it once is enough.
-        memory = {tensor.untyped_storage()._cdata: tensor for tensor in tensors if tensor.is_cuda}
+        # Many tensors of a batch are views of one; recording that once is enough.
+        wholes = (tensor if tensor._base is None else tensor._base for tensor in tensors)
         stream = current_stream(self._loader.device)
-        for tensor in memory.values():
-            tensor.record_stream(stream)
+        for tensor in {id(whole): whole for whole in wholes}.values():
+            if tensor.is_cuda:
+                tensor.record_stream(stream)
 
 
 class _PinnedRows:

@@ -95,6 +95,13 @@ def test_columns_that_are_themselves_rows_are_made_at_once(graph):
     assert torch.equal(frame["x"], expected)
 
 
+def test_a_frame_that_is_emptied_unread_is_empty(graph):
+    frame = frame_of(graph)
+    frame.clear()
+    assert frame.unmade_ids is None and frame.unmade_names is None and not [*frame]
+    assert not [*frame.clone()]
+
+
 def test_what_is_not_there_is_an_attribute_error(graph):
     with pytest.raises(AttributeError, match="no attribute '_nothing'"):
         _ = frame_of(graph)._nothing
