@@ -129,7 +129,7 @@ class _Prepared:
     """What is the same for every batch of ``count`` seeds and some fanouts.
 
     ``fits`` says whether the kernel can do it and the largest possible sample is not too large.
-    The hash table has room for ``room`` nodes.  Earlier samples say more of the next than what
+    The hash table has room for ``capacity`` nodes.  Earlier samples say more of the next than what
     fanouts allow, and a table that stays in the cache is filled several times as fast; one that
     turns out too small is made larger.
     """
@@ -156,9 +156,9 @@ class _Prepared:
         self._ordered_from = ordered_from if ordered_from <= max(self._seeds[:-1], default=0) else 0
         # Of the results in the tensor that has them: nodes, sources, edge ids and indptrs.
         starts = [count + 1 for count in self._seeds[:-1]]
-        self._rooms = [self._seeds[-1], *self._edges, *self._edges, *starts]
-        self._all_rooms = sum(self._rooms)
-        self.room = self._seeds[-1]
+        self._max_sizes = [self._seeds[-1], *self._edges, *self._edges, *starts]
+        self._all_elements = sum(self._max_sizes)
+        self.capacity = self._seeds[-1]
         self.fits = (
             0 < self.hops <= MAX_HOPS and min(fanouts) >= 0 and self._all_edges <= _MAX_EDGES
         )
@@ -189,7 +189,7 @@ class _Prepared:
             self._options,
             (None,) * 4,
             (*scratch, space.control(self._blocks)),
-            hash_table(space, self.room, self.idtype),
+            hash_table(space, self.capacity, self.idtype),
             None,
             None,
             order,
@@ -212,21 +212,21 @@ class _Prepared:
         words[_REPORT] = sample.report.words.data_ptr()
         for hop, key in enumerate(sample.keys, _KEYS):
             words[hop] = key
-        sample.room = self.room
+        sample.capacity = self.capacity
         self._kernel(self._blocks, _THREADS, self._arguments, device=self._device)
         sample.report.expect(self._device)
 
-    def room_of_results(self) -> Tensor:
+    def new_results(self) -> Tensor:
         """Memory for nodes, sources, edge ids and indptrs."""
-        return torch.empty(self._all_rooms, dtype=self.idtype, device=self._device)
+        return torch.empty(self._all_elements, dtype=self.idtype, device=self._device)
 
     def split(self, results: Tensor) -> Sequence[Tensor]:
-        """The room of each result in this memory."""
-        return results.split_with_sizes(self._rooms)
+        """The buffer of each result in this memory."""
+        return results.split_with_sizes(self._max_sizes)
 
-    def make_room(self, nodes: int) -> None:
+    def set_capacity(self, nodes: int) -> None:
         """Use a hash table of another size from now on."""
-        self.room = nodes
+        self.capacity = nodes
         # Since the last launch others may have had buffers made anew: the next one looks at all.
         self._generation = -1
 
@@ -235,7 +235,7 @@ class _BatchInFlight:
     """A sample that has been launched.
 
     Others may be launched on its stream before it is finished, or it may be given up.  The hash
-    table of the launch has room for ``room`` nodes.
+    table of the launch has room for ``capacity`` nodes.
     """
 
     def __init__(
@@ -250,11 +250,11 @@ class _BatchInFlight:
         # Also holds on to what the kernel reads.
         self._one_by_one = one_by_one
         self.report = space.reports.pop() if space.reports else Report()
-        self.results = prepared.room_of_results()
-        self.room = 0
+        self.results = prepared.new_results()
+        self.capacity = 0
         prepared.launch(self)
         # What the host does from here on until it waits takes no time.
-        self._rooms = prepared.split(self.results)
+        self._buffers = prepared.split(self.results)
 
     def __del__(self) -> None:
         self.space.reports.append(self.report)
@@ -269,20 +269,20 @@ class _BatchInFlight:
                 break
             try:
                 with space.lock:
-                    if prepared.room <= self.room:
-                        prepared.make_room(4 * self.room)
+                    if prepared.capacity <= self.capacity:
+                        prepared.set_capacity(4 * self.capacity)
                     prepared.launch(self)
             except torch.cuda.OutOfMemoryError:
                 space.release()
                 return self._one_by_one()
-        if prepared.room > 2 * sizes[-1]:
+        if prepared.capacity > 2 * sizes[-1]:
             with space.lock:
-                prepared.make_room(sizes[-1])
+                prepared.set_capacity(sizes[-1])
         edges, known = sizes[0::2], sizes[1::2]
         starts = [count + 1 for count in (self.seeds.shape[0], *known[:-1])]
         sizes = [known[-1], *edges, *edges, *starts]
         # In place: new views would take the host several times as long.
-        pieces = [room.resize_(size) for room, size in zip(self._rooms, sizes, strict=True)]
+        pieces = [buffer.resize_(size) for buffer, size in zip(self._buffers, sizes, strict=True)]
         nodes, *parts = cut_to_size(self.results, pieces)
         hops = prepared.hops
         return nodes, parts[2 * hops :], parts[:hops], parts[hops : 2 * hops]

@@ -65,13 +65,13 @@ def sample_etype_hops_async(
     gpu.raise_faults(device, wait=False)
     types = edge_types(etypes, ordered_from)
     hops = by_hop(options, len(types))
-    rooms = _rooms(types, hops, of_types)
-    if rooms is not None:
+    max_nodes = _max_nodes(types, hops, of_types)
+    if max_nodes is not None:
         space = workspace(device)
         with space.lock:
             try:
-                batch = _Batch(space, of_types, types, etypes.idtype, rooms[-1])
-                for hop, most in zip(hops, rooms, strict=False):
+                batch = _Batch(space, of_types, types, etypes.idtype, max_nodes[-1])
+                for hop, most in zip(hops, max_nodes, strict=False):
                     batch.sample_hop(hop, most)
                 batch.expect_reports()
                 return SampleFuture(batch.finish)
@@ -88,7 +88,7 @@ def _sample_etype_hops(*arguments: Any) -> Hops:
     return nodes, indptrs, sources, eids, sizes
 
 
-def _rooms(
+def _max_nodes(
     types: Sequence[EdgeType], hops: Sequence[Sequence[HopOptions]], of_types: TypedSeeds
 ) -> list[list[int]] | None:
     """The most nodes of each type before each hop and after the last one.
@@ -100,18 +100,18 @@ def _rooms(
         return None
     counts, total = num_nodes(types), 0
     num_seeds = [len(ids) for ids in of_types.seeds]
-    rooms = [num_seeds]
+    max_nodes = [num_seeds]
     for hop in hops:
-        most = list(rooms[-1])
+        most = list(max_nodes[-1])
         for etype, (fanout, *_) in zip(types, hop, strict=True):
             if fanout < 0 or (fanout > MAX_PICKS and not etype.is_uniform):
                 return None
-            most[etype.source] += rooms[-1][etype.target] * fanout
-            total += rooms[-1][etype.target] * fanout
+            most[etype.source] += max_nodes[-1][etype.target] * fanout
+            total += max_nodes[-1][etype.target] * fanout
         if not timed:
-            most = [min(room, num_seeds[ntype] + counts[ntype]) for ntype, room in enumerate(most)]
-        rooms.append(most)
-    return rooms if total <= _MAX_EDGES else None
+            most = [min(n, num_seeds[ntype] + counts[ntype]) for ntype, n in enumerate(most)]
+        max_nodes.append(most)
+    return max_nodes if total <= _MAX_EDGES else None
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ class _NewNeighbors:
 
 
 class _Batch:
-    """A mini-batch on its way through the hops; ``room`` is for the last hop's nodes."""
+    """A mini-batch on its way through the hops; ``max_nodes`` are those after the last hop."""
 
     def __init__(
         self,
@@ -144,7 +144,7 @@ class _Batch:
         of_types: TypedSeeds,
         types: Sequence[EdgeType],
         idtype: torch.dtype,
-        room: Sequence[int],
+        max_nodes: Sequence[int],
     ) -> None:
         seeds, moments, until = of_types
         self._space, self._seeds, self._until, self._types = space, seeds, until, types
@@ -154,7 +154,7 @@ class _Batch:
         for ntype, ids in enumerate(seeds):
             if until is not None:
                 ids = at_moments(ids, moments[ntype], counts[ntype])
-            nodes = torch.empty(room[ntype], dtype=ids.dtype, device=self._device)
+            nodes = torch.empty(max_nodes[ntype], dtype=ids.dtype, device=self._device)
             nodes[: len(ids)] = ids
             self._nodes.append(nodes)
         # How many there are, on the device; None where the host knows it.
@@ -170,11 +170,11 @@ class _Batch:
         """
         report = torch.zeros(self._words, dtype=torch.int64, device=self._device)
         self._reports.append(report)
-        room = dict.fromkeys((etype.source for etype in self._types), 0)
+        max_edges = dict.fromkeys((etype.source for etype in self._types), 0)
         for etype, options in zip(self._types, hop, strict=True):
-            room[etype.source] += most[etype.target] * options.fanout
+            max_edges[etype.source] += most[etype.target] * options.fanout
         new_neighbors = {}
-        for ntype, edges in room.items():
+        for ntype, edges in max_edges.items():
             neighbors = torch.empty(edges, dtype=self._nodes[ntype].dtype, device=self._device)
             eids = torch.empty(edges, dtype=self._idtype, device=self._device)
             first = len(self._types) * CONTROL + ntype * _NUMBERED
@@ -194,7 +194,7 @@ class _Batch:
         for ntype, of_type in new_neighbors.items():
             if ntype in end:
                 nodes = NodePrefix(self._nodes[ntype], most[ntype], self._known[ntype])
-                max_nodes = min(len(nodes.nodes), most[ntype] + room[ntype])
+                max_nodes = min(len(nodes.nodes), most[ntype] + max_edges[ntype])
                 number_nodes(
                     self._space, nodes, of_type.neighbors, end[ntype], max_nodes, of_type.report
                 )

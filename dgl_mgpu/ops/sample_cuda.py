@@ -110,7 +110,7 @@ def _sample_neighbors(
     gpu.raise_faults(device, wait=False)
     indptr = torch.empty(count + 1, dtype=torch.int64, device=device)
 
-    def room(edges: int) -> tuple[Tensor, Tensor]:
+    def new_edges(edges: int) -> tuple[Tensor, Tensor]:
         neighbors = torch.empty(edges, dtype=idtype, device=device)
         return neighbors, torch.empty_like(neighbors)
 
@@ -122,7 +122,7 @@ def _sample_neighbors(
     with space.lock:
         if fanout >= 0 and count * fanout <= _MAX_EDGES:
             try:
-                neighbors, eids = room(count * fanout)
+                neighbors, eids = new_edges(count * fanout)
             except torch.cuda.OutOfMemoryError:
                 pass  # the sample itself may be much smaller
             else:
@@ -138,7 +138,7 @@ def _sample_neighbors(
             blocks, _THREADS, seeds, count, tiers, len(tiers), pointers, position_pointer(position),
             num_rows, fanout, replace, *ranges, space.control(blocks), space.report, device=device,
         )  # fmt: skip
-        neighbors, eids = room(read_report())
+        neighbors, eids = new_edges(read_report())
         _kernel("fill_edges", types)(
             blocks, _THREADS, seeds, count, pointers, fanout, replace, key, *ranges, neighbors,
             eids, device=device,

@@ -124,15 +124,17 @@ class Weighed:
         types = ", ".join(map(c_type, (nodes.dtype, eids.dtype, neighbors.dtype)))
         fill = Kernel("sample_weighted.cu", f"dgl_mgpu::fill<{types}>")
         blocks = blocks_within(fill, _THREADS, -(-32 * count // _THREADS), device, sms)
-        candidates, room = None, 0
+        candidates, capacity = None, 0
         if far:
-            room = 1 << (fanout + _EDGES_TOGETHER - 1).bit_length()
-            blocks = max(1, min(blocks, _MAX_CANDIDATES // (room * _CANDIDATE)))
-            candidates = torch.empty(blocks * room * _CANDIDATE, dtype=torch.uint8, device=device)
+            capacity = 1 << (fanout + _EDGES_TOGETHER - 1).bit_length()
+            blocks = max(1, min(blocks, _MAX_CANDIDATES // (capacity * _CANDIDATE)))
+            candidates = torch.empty(
+                blocks * capacity * _CANDIDATE, dtype=torch.uint8, device=device
+            )
         fill(
             blocks, _THREADS, *self._seeds, self._num_nodes, num_sources, self._pointers,
             self._weights, fanout, replace, key, self.ranges, self._hubs, self.indptr, candidates,
-            room, start, neighbors, eids, self._control, device=device,
+            capacity, start, neighbors, eids, self._control, device=device,
         )  # fmt: skip
 
 

@@ -69,17 +69,17 @@ class WalkLauncher:
         """Launch walks from seeds and the selection of the nodes that they visit most.
 
         ``end``, int64, shape (1,) or more, gets how many nodes are selected.  Returns ``indptr``,
-        neighbors and counts as the operator does, in room for the largest possible ones.
+        neighbors and counts as the operator does, in buffers for the largest possible ones.
         """
         _, count, exact = seeds
         traces = self.trace(seeds, None, num_walks, key, None, bad)
         visits = num_walks * (self.steps // self.views)
-        room = count * min(num_neighbors, visits)
+        size = count * min(num_neighbors, visits)
 
         def new(count: int, dtype: torch.dtype) -> Tensor:
             return torch.empty(count, dtype=dtype, device=self.device)
 
-        visited = new(count + 1, torch.int64), new(room, self.idtype), new(room, torch.int64)
+        visited = new(count + 1, torch.int64), new(size, self.idtype), new(size, torch.int64)
         name = f"dgl_mgpu::select_visited<{c_type(self.idtype)}>"
         kernel = Kernel("walk.cu", name, cooperative=True)
         wanted = -(-count * visits // _SELECTORS)
