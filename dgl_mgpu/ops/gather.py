@@ -269,41 +269,41 @@ def _gather(
 ) -> int:  # fmt: skip
     """Copy rows ``[begin, end)`` to address ``out``; the first bad place, or -1."""
     tiers, pointers, position, width = rows
-    together = min(max(_GROUP_ROWS[0], _GROUP_BYTES // max(row_bytes, 1)), _GROUP_ROWS[1])
-    asked_bytes = min(row_bytes, _LINES * CACHE_LINE)
-    places = np.empty(together, np.int64)
-    tier_of = np.empty(together, np.int64)
-    coming = np.empty(together, np.int64)
-    here = np.empty(together, np.int64)
+    group = min(max(_GROUP_ROWS[0], _GROUP_BYTES // max(row_bytes, 1)), _GROUP_ROWS[1])
+    prefetched = min(row_bytes, _LINES * CACHE_LINE)
+    positions = np.empty(group, np.int64)
+    tier_of = np.empty(group, np.int64)
+    next_addresses = np.empty(group, np.int64)
+    addresses = np.empty(group, np.int64)
     target = out + begin * row_bytes
-    waiting = 0
-    for start in range(begin, end + together, together):
-        count = max(0, min(together, end - start))
+    num_waiting = 0
+    for start in range(begin, end + group, group):
+        count = max(0, min(group, end - start))
 
         for index in range(count):
             row = load_id(ids, start + index, id_width)
             if row < 0 or row >= num_rows:
                 return start + index
-            if width != 0 and start + index + together < end:
-                prefetch(position + width * load_id(ids, start + index + together, id_width))
-            places[index] = position_of(row, position, width)
+            if width != 0 and start + index + group < end:
+                prefetch(position + width * load_id(ids, start + index + group, id_width))
+            positions[index] = position_of(row, position, width)
             tier_of[index] = 0
         for tier in range(len(tiers) - 1):  # all rows against one bound: this is vectorised
             for index in range(count):
-                tier_of[index] += places[index] >= tiers[tier, STOP]
+                tier_of[index] += positions[index] >= tiers[tier, STOP]
 
-        for index in range(max(count, waiting)):
+        for index in range(max(count, num_waiting)):
             if index < count:
-                segment, local = segment_in(tier_of[index], places[index], tiers)
+                segment, local = segment_in(tier_of[index], positions[index], tiers)
                 address = pointers[segment] + local * row_bytes
-                coming[index] = address
-                for offset in range(0, asked_bytes, CACHE_LINE):
+                next_addresses[index] = address
+                for offset in range(0, prefetched, CACHE_LINE):
                     prefetch(address + offset)
-            if index < waiting:
-                copy_bytes(target, here[index], row_bytes)
+            if index < num_waiting:
+                copy_bytes(target, addresses[index], row_bytes)
                 target += row_bytes
-        waiting = count
-        coming, here = here, coming
+        num_waiting = count
+        next_addresses, addresses = addresses, next_addresses
     return -1
 
 
