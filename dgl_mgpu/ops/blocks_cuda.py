@@ -21,7 +21,7 @@ from dgl_mgpu.ops.check import raise_at_bad_id
 from dgl_mgpu.ops.device import Kernel, c_type, position_pointer, position_type
 from dgl_mgpu.ops.edges import HopsOptions
 from dgl_mgpu.ops.padded_blocks import MAX_HOPS, PaddedHops, max_sizes, sample_hops_padded_op
-from dgl_mgpu.ops.sample_cuda import NO_ORDER, range_buffers, seed_order
+from dgl_mgpu.ops.sample import NO_ORDER, range_buffers, seed_order
 from dgl_mgpu.ops.sample_future import SampleFuture
 from dgl_mgpu.ops.unique import hash_table, table_size
 from dgl_mgpu.ops.view import TieredGraph

@@ -23,8 +23,7 @@ from dgl_mgpu.ops.philox import SampleKey
 from dgl_mgpu.ops.sample_future import SampleFuture, start
 from dgl_mgpu.ops.unique import number_nodes
 from dgl_mgpu.ops.view import GraphView
-from dgl_mgpu.ops.walk import TieredPath, check_traversals
-from dgl_mgpu.ops.walk_cuda import WalkLauncher
+from dgl_mgpu.ops.walk import TieredPath, WalkLauncher, check_traversals
 from dgl_mgpu.ops.workspace import NodePrefix, Workspace, beginning, workspace
 
 _ACTION = "sample PinSAGE blocks"
