@@ -222,8 +222,8 @@ def _pinsage_hops_cuda(*arguments: Any) -> VisitedHops:
 
 
 class _Batch:
-    """A mini-batch whose layers have been launched; ``max_nodes`` may be known
-    before each and after the last."""
+    """A mini-batch whose layers have been launched; ``max_nodes`` is how many
+    can be known before each and after the last."""
 
     def __init__(
         self,
