@@ -19,7 +19,7 @@ from dgl_mgpu.ops import device as gpu
 from dgl_mgpu.ops.blocks import Hops, hop_by_hop, sample_hops_op
 from dgl_mgpu.ops.check import raise_at_bad_id
 from dgl_mgpu.ops.device import Kernel, c_type, position_pointer, position_type
-from dgl_mgpu.ops.edges import HopsOptions
+from dgl_mgpu.ops.edges import LOOK_UP, HopsOptions
 from dgl_mgpu.ops.padded_blocks import MAX_HOPS, PaddedHops, max_sizes, sample_hops_padded_op
 from dgl_mgpu.ops.sample import NO_ORDER, range_buffers, seed_order
 from dgl_mgpu.ops.sample_future import SampleFuture
@@ -264,7 +264,7 @@ class _BatchInFlight:
         prepared, space = self._prepared, self.space
         while True:
             bad, overflow, *sizes = self.report.read(2 + 2 * prepared.hops)
-            raise_at_bad_id([bad], self.seeds, prepared.num_rows, "look up the edges of nodes")
+            raise_at_bad_id([bad], self.seeds, prepared.num_rows, LOOK_UP)
             if overflow:
                 break
             try:

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from dgl_mgpu.ops import device as gpu
 from dgl_mgpu.ops.check import raise_at_bad_id
-from dgl_mgpu.ops.edges import HopOptions, HopsOptions
+from dgl_mgpu.ops.edges import LOOK_UP, HopOptions, HopsOptions
 from dgl_mgpu.ops.library import Operator, Sizes
 from dgl_mgpu.ops.sample import HopOutputs, sample_hop
 from dgl_mgpu.ops.sample_future import SampleFuture
@@ -213,7 +213,7 @@ def hop_by_hop(
 
 
 def _sample_hop(
-    of: EdgeType,
+    etype: EdgeType,
     nodes: Tensor,
     moments: Tensor | None,
     until: Tensor | None,
@@ -221,20 +221,20 @@ def _sample_hop(
     options: HopOptions,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """One hop of an edge type; the neighbors are at the nodes' times."""
-    if of.is_uniform:
+    if etype.is_uniform:
         indptr, neighbors, eids = torch.ops.dgl_mgpu.sample_neighbors.default(
-            nodes, *of.rows, idtype, *options
+            nodes, *etype.rows, idtype, *options
         )
     else:
-        weighting = of.weighting
+        weighting = etype.weighting
         if until is not None and weighting.time_dtype is not None:
             weighting = weighting._replace(until=until[moments])
         indptr, neighbors, eids = torch.ops.dgl_mgpu.sample_neighbors_weighted.default(
-            nodes, *of.rows, idtype, *weighting, *options
+            nodes, *etype.rows, idtype, *weighting, *options
         )
     if moments is not None:
         at = moments.repeat_interleave(indptr.diff(), output_size=len(neighbors))
-        neighbors = neighbors + at * of.num_sources
+        neighbors = neighbors + at * etype.num_sources
     return indptr, neighbors, eids
 
 
@@ -313,7 +313,7 @@ def _max_nodes(
 class _Sampled:
     """One hop of an edge type that has been launched."""
 
-    of: EdgeType
+    etype: EdgeType
     most: int  # seeds it was launched for; 0 if there was nothing to launch
     indptr: Tensor
     report: Tensor  # what its kernels report: a part of the batch's report
@@ -403,7 +403,7 @@ class _Batch:
 
     def _sample(
         self,
-        of: EdgeType,
+        etype: EdgeType,
         seeds: NodePrefix,
         options: HopOptions,
         start: Tensor | None,
@@ -413,18 +413,20 @@ class _Batch:
         most = seeds.most
         if most == 0:
             return _Sampled(
-                of, most, torch.zeros(1, dtype=torch.int64, device=self._device), report
+                etype, most, torch.zeros(1, dtype=torch.int64, device=self._device), report
             )
-        if of.is_uniform:
+        if etype.is_uniform:
             indptr = torch.empty(most + 1, dtype=torch.int64, device=self._device)
             out = HopOutputs(indptr, start, new.neighbors, new.eids)
-            sample_hop(self._space, seeds, of.rows, options, out, report, of.ordered_from)
-            return _Sampled(of, most, indptr, report)
-        weights = edge_weights(of.weighting._replace(until=self._until))
-        targets, sources = (0, 0) if self._until is None else (of.rows.num_rows, of.num_sources)
-        weighed = Weighed(seeds, of.rows, self._idtype, weights, targets, options, report)
+            sample_hop(self._space, seeds, etype.rows, options, out, report, etype.ordered_from)
+            return _Sampled(etype, most, indptr, report)
+        weights = edge_weights(etype.weighting._replace(until=self._until))
+        targets, sources = (
+            (0, 0) if self._until is None else (etype.rows.num_rows, etype.num_sources)
+        )
+        weighed = Weighed(seeds, etype.rows, self._idtype, weights, targets, options, report)
         weighed.fill(False, sources, start, new.neighbors, new.eids)
-        return _Sampled(of, most, weighed.indptr, report, END, weighed)
+        return _Sampled(etype, most, weighed.indptr, report, END, weighed)
 
     def expect_reports(self) -> None:
         """Queue the copy of all reports to the host, after the last hop."""
@@ -444,19 +446,19 @@ class _Batch:
             end = dict.fromkeys(new_neighbors, 0)
             spans = []
             for number, launched in enumerate(sampled):
-                of, words = launched.of, numbers[first + number * CONTROL :][:CONTROL]
-                start = end[of.source]
+                etype, words = launched.etype, numbers[first + number * CONTROL :][:CONTROL]
+                start = end[etype.source]
                 if launched.most:
                     self._raise_if_bad(launched, words, hop)
-                    end[of.source] = words[launched.end]
-                spans.append(slice(start, end[of.source]))
-                indptrs.append(beginning(launched.indptr, sizes[-1][of.target] + 1))
+                    end[etype.source] = words[launched.end]
+                spans.append(slice(start, end[etype.source]))
+                indptrs.append(beginning(launched.indptr, sizes[-1][etype.target] + 1))
             cut = {
                 ntype: (beginning(new.neighbors, end[ntype]), beginning(new.eids, end[ntype]))
                 for ntype, new in new_neighbors.items()
             }
             for launched, span in zip(sampled, spans, strict=True):
-                neighbors, edges = cut[launched.of.source]
+                neighbors, edges = cut[launched.etype.source]
                 sources.append(neighbors[span].to(self._idtype))
                 eids.append(edges[span])
             first += len(sampled) * CONTROL
@@ -472,9 +474,9 @@ class _Batch:
         return nodes, indptrs, sources, eids, torch.tensor(sizes, device="cpu")
 
     def _raise_if_bad(self, sampled: _Sampled, words: list[int], hop: int) -> None:
-        of, rows = sampled.of, sampled.of.rows.num_rows
+        etype, rows = sampled.etype, sampled.etype.rows.num_rows
         if sampled.weighed is None:
-            raise_at_bad_id([words[0]], self._seeds[of.target], rows, "look up the edges of nodes")
+            raise_at_bad_id([words[0]], self._seeds[etype.target], rows, LOOK_UP)
         elif words[0] or words[1]:
-            ids = self._nodes[of.target] % rows if hop else self._seeds[of.target]
+            ids = self._nodes[etype.target] % rows if hop else self._seeds[etype.target]
             raise_if_bad(words, sampled.most, ids, rows, sampled.weighed.ranges)

@@ -24,6 +24,7 @@ from dgl_mgpu.ops.edges import (
     DEGREE,
     FIRST_EDGE,
     GRAIN,
+    LOOK_UP,
     SEGMENT,
     SHIFT,
     HopOptions,
@@ -477,7 +478,7 @@ def _sample_neighbors_cuda(
 
     def read_report() -> int:
         bad, total = space.read_report(2)
-        raise_at_bad_id([bad], seeds, num_rows, "look up the edges of nodes")
+        raise_at_bad_id([bad], seeds, num_rows, LOOK_UP)
         return total
 
     with space.lock:

@@ -12,7 +12,7 @@ from torch import Tensor
 from dgl_mgpu.ops import device as gpu
 from dgl_mgpu.ops.check import raise_at_bad_id
 from dgl_mgpu.ops.device import Kernel, blocks_within, c_type, position_pointer, position_type
-from dgl_mgpu.ops.edges import HopOptions
+from dgl_mgpu.ops.edges import LOOK_UP, HopOptions
 from dgl_mgpu.ops.sample_weighted import (
     CHECKED_TOGETHER,
     Weighting,
@@ -144,7 +144,7 @@ def raise_if_bad(
     """Raise the error that the kernels reported for one of at most ``count`` seeds."""
     bad_seed, bad_weight = control[:2]
     if bad_seed:
-        raise_at_bad_id([count - bad_seed], seeds, num_rows, "look up the edges of nodes")
+        raise_at_bad_id([count - bad_seed], seeds, num_rows, LOOK_UP)
     if bad_weight:
         place = count - bad_weight
         raise_bad_weight(int(seeds[place]), -2 - int(ranges[place, _POSITIVE]))
