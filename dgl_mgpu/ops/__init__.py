@@ -9,12 +9,8 @@ from __future__ import annotations
 
 from dgl_mgpu.ops import (  # noqa: F401  (registers the CUDA implementations)
     blocks_cuda,
-    etype_hops_cuda,
-    gather_cuda,
-    sample_cuda,
     sample_weighted_cuda,
     spmm_cuda,
-    walk_cuda,
 )
 from dgl_mgpu.ops.blocks import SampledBlock, sample_blocks, sample_blocks_async
 from dgl_mgpu.ops.edge_softmax import edge_softmax, edge_softmax_backward

@@ -20,9 +20,9 @@ from dgl_mgpu.ops import device as gpu
 from dgl_mgpu.ops.blocks import Hops, hop_by_hop, sample_hops_op
 from dgl_mgpu.ops.check import raise_at_bad_id
 from dgl_mgpu.ops.device import Kernel, c_type, position_pointer, position_type
-from dgl_mgpu.ops.edges import HopsOptions
+from dgl_mgpu.ops.edges import LOOK_UP, HopsOptions
 from dgl_mgpu.ops.padded_blocks import MAX_HOPS, PaddedHops, max_sizes, sample_hops_padded_op
-from dgl_mgpu.ops.sample_cuda import NO_ORDER, range_buffers, seed_order
+from dgl_mgpu.ops.sample import NO_ORDER, range_buffers, seed_order
 from dgl_mgpu.ops.sample_future import SampleFuture
 from dgl_mgpu.ops.unique import hash_table, table_size
 from dgl_mgpu.ops.view import TieredGraph
@@ -130,7 +130,7 @@ class _Prepared:
     """What is the same for every batch of ``count`` seeds and some fanouts.
 
     ``fits`` says whether the kernel can do it and the largest possible sample is not too large.
-    The hash table has room for ``room`` nodes.  Earlier samples say more of the next than what
+    The hash table has room for ``capacity`` nodes.  Earlier samples say more of the next than what
     fanouts allow, and a table that stays in the cache is filled several times as fast; one that
     turns out too small is made larger.
     """
@@ -157,9 +157,9 @@ class _Prepared:
         self._ordered_from = ordered_from if ordered_from <= max(self._seeds[:-1], default=0) else 0
         # Of the results in the tensor that has them: nodes, sources, edge ids and indptrs.
         starts = [count + 1 for count in self._seeds[:-1]]
-        self._rooms = [self._seeds[-1], *self._edges, *self._edges, *starts]
-        self._all_rooms = sum(self._rooms)
-        self.room = self._seeds[-1]
+        self._max_sizes = [self._seeds[-1], *self._edges, *self._edges, *starts]
+        self._all_elements = sum(self._max_sizes)
+        self.capacity = self._seeds[-1]
         self.fits = (
             0 < self.hops <= MAX_HOPS and min(fanouts) >= 0 and self._all_edges <= _MAX_EDGES
         )
@@ -190,7 +190,7 @@ class _Prepared:
             self._options,
             (None,) * 4,
             (*scratch, space.control(self._blocks)),
-            hash_table(space, self.room, self.idtype),
+            hash_table(space, self.capacity, self.idtype),
             None,
             None,
             order,
@@ -213,23 +213,23 @@ class _Prepared:
         words[_REPORT] = sample.report.words.data_ptr()
         for hop, key in enumerate(sample.keys, _KEYS):
             words[hop] = key
-        sample.room = self.room
+        sample.capacity = self.capacity
         self._kernel(self._blocks, _THREADS, self._arguments, device=self._device)
         sample.report.expect(self._device)
 
-    def room_of_results(self) -> Tensor:
+    def new_results(self) -> Tensor:
         """Memory for nodes, sources, edge ids and indptrs."""
-        return torch.empty(self._all_rooms, dtype=self.idtype, device=self._device)
+        return torch.empty(self._all_elements, dtype=self.idtype, device=self._device)
 
     def split(self, results: Tensor, sizes: Sequence[int]) -> Sequence[Tensor]:
-        """Results of these sizes, each at the beginning of its room."""
+        """Results of these sizes, each at the beginning of its buffer."""
         # At once: views one by one would take the host several times as long.
-        parts = ((size, room - size) for size, room in zip(sizes, self._rooms, strict=True))
+        parts = ((size, most - size) for size, most in zip(sizes, self._max_sizes, strict=True))
         return results.split_with_sizes([*itertools.chain.from_iterable(parts)])[::2]
 
-    def make_room(self, nodes: int) -> None:
+    def set_capacity(self, nodes: int) -> None:
         """Use a hash table of another size from now on."""
-        self.room = nodes
+        self.capacity = nodes
         # Since the last launch others may have had buffers made anew: the next one looks at all.
         self._generation = -1
 
@@ -238,7 +238,7 @@ class _BatchInFlight:
     """A sample that has been launched.
 
     Others may be launched on its stream before it is finished, or it may be given up.  The hash
-    table of the launch has room for ``room`` nodes.
+    table of the launch has room for ``capacity`` nodes.
     """
 
     def __init__(
@@ -253,8 +253,8 @@ class _BatchInFlight:
         # Also holds on to what the kernel reads.
         self._one_by_one = one_by_one
         self.report = space.reports.pop() if space.reports else Report()
-        self.results = prepared.room_of_results()
-        self.room = 0
+        self.results = prepared.new_results()
+        self.capacity = 0
         prepared.launch(self)
 
     def __del__(self) -> None:
@@ -265,20 +265,20 @@ class _BatchInFlight:
         prepared, space = self._prepared, self.space
         while True:
             bad, overflow, *sizes = self.report.read(2 + 2 * prepared.hops)
-            raise_at_bad_id([bad], self.seeds, prepared.num_rows, "look up the edges of nodes")
+            raise_at_bad_id([bad], self.seeds, prepared.num_rows, LOOK_UP)
             if overflow:
                 break
             try:
                 with space.lock:
-                    if prepared.room <= self.room:
-                        prepared.make_room(4 * self.room)
+                    if prepared.capacity <= self.capacity:
+                        prepared.set_capacity(4 * self.capacity)
                     prepared.launch(self)
             except torch.cuda.OutOfMemoryError:
                 space.release()
                 return self._one_by_one()
-        if prepared.room > 2 * sizes[-1]:
+        if prepared.capacity > 2 * sizes[-1]:
             with space.lock:
-                prepared.make_room(sizes[-1])
+                prepared.set_capacity(sizes[-1])
         edges, known = sizes[0::2], sizes[1::2]
         starts = [count + 1 for count in (self.seeds.shape[0], *known[:-1])]
         pieces = prepared.split(self.results, (known[-1], *edges, *edges, *starts))

@@ -221,10 +221,10 @@ def _launch(
     shares = -(-(num_rows + num_entries) // share)
     # First rows of the shares, and two partial results for each share and column.
     words = shares + 1 + 2 * shares * columns * (2 if scores.dtype == torch.float64 else 1)
-    room = torch.empty(words, dtype=torch.int64, device=device)
+    scratch = torch.empty(words, dtype=torch.int64, device=device)
     request = gpu.struct(
         indptr, num_rows, eids, num_entries, scores, gradients, out, columns, share, shares,
-        room, room.data_ptr() + 8 * (shares + 1),
+        scratch, scratch.data_ptr() + 8 * (shares + 1),
     )  # fmt: skip
     reduce, merge, finish = _kernels(indptr.dtype, scores.dtype, together, gradients is not None)
     reduce(shares * groups, _THREADS, request, device=device)

@@ -28,6 +28,8 @@ GRAIN, _FIND_GRAIN = 256, 1024
 #: Columns of what :func:`find_edges` returns.
 SEGMENT, FIRST_EDGE, DEGREE, SHIFT = range(4)
 
+#: What raises the error of a seed that is no node.
+LOOK_UP = "look up the edges of nodes"
 #: Seeds looked up ahead, at each of the two steps of the look-up.
 _AHEAD = 16
 
@@ -131,5 +133,5 @@ def find_edges(seeds: Tensor, graph: Rows, num_rows: int) -> np.ndarray:
         _find, len(ranges), _FIND_GRAIN, seeds.data_ptr(), seeds.element_size(), graph, num_rows,
         ranges,
     )  # fmt: skip
-    raise_at_bad_id(places, seeds, num_rows, "look up the edges of nodes")
+    raise_at_bad_id(places, seeds, num_rows, LOOK_UP)
     return ranges

@@ -21,8 +21,8 @@ _ACTION = "sample padded blocks"
 #: As many hops as the kernel has parameters for, and edges that its 32-bit numbers can count.
 MAX_HOPS, _MAX_EDGES = 6, 1 << 28
 
-# The hops' `indptr`, `sources` and `eids` one after another, each in its room (`rooms`). `counts`
-# has two numbers of no meaning and then edges and nodes of each hop.
+# The hops' `indptr`, `sources` and `eids` one after another, each in a buffer of its largest size
+# (`max_sizes`). `counts` has two numbers of no meaning and then edges and nodes of each hop.
 #: What the operator returns.
 PaddedHops = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
@@ -81,7 +81,7 @@ def _padded(vectors: Sequence[Tensor], lengths: Sequence[int]) -> Tensor:
 
 
 class PaddedBlock(NamedTuple):
-    """A message-flow graph in room for the largest that its fanouts allow.
+    """A message-flow graph in buffers for the largest that its fanouts allow.
 
     What is beyond the counts may be used as an index: it is 0, but in ``src_nodes`` the nodes that
     the blocks before it add come first.  Destination nodes beyond have no edges.

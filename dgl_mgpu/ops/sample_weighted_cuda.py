@@ -12,7 +12,7 @@ from torch import Tensor
 from dgl_mgpu.ops import device as gpu
 from dgl_mgpu.ops.check import raise_at_bad_id
 from dgl_mgpu.ops.device import Kernel, blocks_within, c_type, position_pointer, position_type
-from dgl_mgpu.ops.edges import HopOptions
+from dgl_mgpu.ops.edges import LOOK_UP, HopOptions
 from dgl_mgpu.ops.sample_weighted import (
     CHECKED_TOGETHER,
     Weighting,
@@ -124,15 +124,17 @@ class Weighed:
         types = ", ".join(map(c_type, (nodes.dtype, eids.dtype, neighbors.dtype)))
         fill = Kernel("sample_weighted.cu", f"dgl_mgpu::fill<{types}>")
         blocks = blocks_within(fill, _THREADS, -(-32 * count // _THREADS), device, sms)
-        candidates, room = None, 0
+        candidates, capacity = None, 0
         if far:
-            room = 1 << (fanout + _EDGES_TOGETHER - 1).bit_length()
-            blocks = max(1, min(blocks, _MAX_CANDIDATES // (room * _CANDIDATE)))
-            candidates = torch.empty(blocks * room * _CANDIDATE, dtype=torch.uint8, device=device)
+            capacity = 1 << (fanout + _EDGES_TOGETHER - 1).bit_length()
+            blocks = max(1, min(blocks, _MAX_CANDIDATES // (capacity * _CANDIDATE)))
+            candidates = torch.empty(
+                blocks * capacity * _CANDIDATE, dtype=torch.uint8, device=device
+            )
         fill(
             blocks, _THREADS, *self._seeds, self._num_nodes, num_sources, self._pointers,
             self._weights, fanout, replace, key, self.ranges, self._hubs, self.indptr, candidates,
-            room, start, neighbors, eids, self._control, device=device,
+            capacity, start, neighbors, eids, self._control, device=device,
         )  # fmt: skip
 
 
@@ -142,7 +144,7 @@ def raise_if_bad(
     """Raise the error that the kernels reported for one of at most ``count`` seeds."""
     bad_seed, bad_weight = control[:2]
     if bad_seed:
-        raise_at_bad_id([count - bad_seed], seeds, num_rows, "look up the edges of nodes")
+        raise_at_bad_id([count - bad_seed], seeds, num_rows, LOOK_UP)
     if bad_weight:
         place = count - bad_weight
         raise_bad_weight(int(seeds[place]), -2 - int(ranges[place, _POSITIVE]))

@@ -43,9 +43,11 @@ class EdgeOperation(NamedTuple):
 
 
 @Operator
-def sddmm_op(of: EdgeOperation) -> Tensor:
-    left, right = of.operands()
-    return left.new_empty(of.src.shape[0], *out_shape(of.op, left.shape[1:], right.shape[1:]))
+def sddmm_op(operation: EdgeOperation) -> Tensor:
+    left, right = operation.operands()
+    return left.new_empty(
+        operation.src.shape[0], *out_shape(operation.op, left.shape[1:], right.shape[1:])
+    )
 
 
 def out_shape(
@@ -187,9 +189,9 @@ _TORCH_OPERATIONS = {
 
 
 @sddmm_op.cpu
-def _sddmm_cpu(of: EdgeOperation) -> Tensor:
-    src, dst, _, _, op, lhs_target, rhs_target = of
-    left, right = of.operands()
+def _sddmm_cpu(operation: EdgeOperation) -> Tensor:
+    src, dst, _, _, op, lhs_target, rhs_target = operation
+    left, right = operation.operands()
     shape = out_shape(op, left.shape[1:], right.shape[1:])
     out = left.new_empty(len(src), *shape)
     for begin in range(0, len(src), _EDGES_AT_A_TIME):
@@ -262,8 +264,8 @@ class _Plan:
 
 
 @sddmm_op.cuda
-def _sddmm_cuda(of: EdgeOperation) -> Tensor:
-    src, dst, lhs, rhs, op, lhs_target, rhs_target = of
+def _sddmm_cuda(operation: EdgeOperation) -> Tensor:
+    src, dst, lhs, rhs, op, lhs_target, rhs_target = operation
     left, left_target = (rhs, rhs_target) if op == "copy_rhs" else (lhs, lhs_target)
     right, right_target = (None, "e") if op.startswith("copy") else (rhs, rhs_target)
     assert left is not None

@@ -28,8 +28,8 @@ from dgl_mgpu.ops.spmm_layout import (
     expanded,
     joining_blocks,
     make_layout,
+    max_shares,
     shares,
-    shares_in_room,
 )
 
 _THREADS = 256
@@ -134,10 +134,10 @@ def _multiply(
         right = bounds.contiguous()
     device, num_rows = out.device, out.shape[0]
     length = num_rows + entries
-    most = shares_in_room(plan.share_bytes, num_rows * plan.row_bytes)
+    most = max_shares(plan.share_bytes, num_rows * plan.row_bytes)
     share, num_shares = shares(length, plan.row_bytes, device, in_cache, most)
-    room = torch.empty(num_shares * plan.share_bytes, dtype=torch.uint8, device=device)
-    open_rows = room.data_ptr()
+    scratch = torch.empty(num_shares * plan.share_bytes, dtype=torch.uint8, device=device)
+    open_rows = scratch.data_ptr()
     parts = open_rows + 8 * num_shares
     request = gpu.struct(
         indptr.data_ptr(), _address(left_ids), _address(right_ids), left.data_ptr(),

@@ -23,7 +23,7 @@ _MIN_WARPS, _MAX_WARPS, _WARPS_PER_BYTE = 1024, 2048, 4
 #: Where the cache has all rows anyway.
 _WARPS_IN_CACHE = 256
 #: Bytes for what shares have of rows: at most, and if that is more, this share of the result's.
-_ROOM, _ROOM_OF_RESULT = 64 << 20, 0.25
+_SCRATCH_BYTES, _SCRATCH_OF_RESULT = 64 << 20, 0.25
 #: Lanes of a warp.
 _LANES = 32
 #: Bytes of the largest vector that is read, and of a line of the cache.
@@ -136,11 +136,11 @@ def columns_in_cache(rows: Tensor | None, entries: int, whole: bool) -> tuple[in
     many = entries >= _ENTRIES_TO_COPY * count
     if whole and many:
         row_bytes = _in_vectors(row_bytes)
-    room = _OF_CACHE * gpu.driver.cache_bytes(rows.device)
-    if room < count * row_bytes <= _WORTH_TILES * room:
+    capacity = _OF_CACHE * gpu.driver.cache_bytes(rows.device)
+    if capacity < count * row_bytes <= _WORTH_TILES * capacity:
         return _MAX_TILE_BYTES, False, row_bytes
     tile = _MAX_TILE_BYTES
-    while count * min(row_bytes, tile) > room:
+    while count * min(row_bytes, tile) > capacity:
         if tile == _LINE:
             return _MAX_TILE_BYTES, False, row_bytes
         tile //= 2
@@ -189,10 +189,10 @@ def shares(
     return share, -(-length // share)
 
 
-def shares_in_room(part_bytes: int, result_bytes: int) -> int:
+def max_shares(part_bytes: int, result_bytes: int) -> int:
     """How many shares may have parts of rows, of so many bytes each, in the memory for them."""
-    room = max(_ROOM, int(_ROOM_OF_RESULT * result_bytes))
-    return max(1, room // part_bytes)
+    budget = max(_SCRATCH_BYTES, int(_SCRATCH_OF_RESULT * result_bytes))
+    return max(1, budget // part_bytes)
 
 
 def joining_blocks(num_shares: int, width: int, threads: int) -> int:

@@ -296,10 +296,10 @@ def _spmm_remote_cuda(
     tiles = -(-width // (vector * lanes))
     num_runs = -(-num_pairs // dist)
     # Of a run two parts of rows and the row that it ends in.
-    room = torch.empty(
+    scratch = torch.empty(
         num_runs * (8 + 2 * width * number.itemsize), dtype=torch.uint8, device=device
     )
-    open_rows = room.data_ptr()
+    open_rows = scratch.data_ptr()
     local, remote = (
         entries._replace(weights=None if entries.weights is None else entries.weights.to(number))
         for entries in (local, remote)

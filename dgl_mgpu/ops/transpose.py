@@ -180,8 +180,8 @@ def _transpose_cuda(
     # Of each entry its numbers and a word, two totals, and where the pieces of long columns begin,
     # of which all but one a column are full.
     pieces = 2 * (count // _THREADS)
-    room = torch.empty(24 * count + 4 * (2 + pieces), dtype=torch.uint8, device=device)
-    entries = room.data_ptr()
+    buffer = torch.empty(24 * count + 4 * (2 + pieces), dtype=torch.uint8, device=device)
+    entries = buffer.data_ptr()
     words = entries + 16 * count
     totals = words + 8 * count
     kernel, space = _kernel(indices.dtype), workspace(device)

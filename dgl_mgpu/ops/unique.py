@@ -302,10 +302,10 @@ def number_nodes(
     seeds: NodePrefix,
     local: Tensor,
     exact_neighbors: Tensor | None,
-    room: int,
+    capacity: int,
     report: Tensor,
 ) -> None:
-    """Launch the numbering of ``local``, with a hash table for at most ``room`` nodes.
+    """Launch the numbering of ``local``, with a hash table for at most ``capacity`` nodes.
 
     See ``kernels/unique.cu``.
     """
@@ -313,7 +313,7 @@ def number_nodes(
     device, num_neighbors = nodes.device, local.numel()
     kernel = _kernel(nodes.dtype, exact_neighbors is not None)
     blocks = gpu.blocks_within(kernel, _THREADS, -(-num_neighbors // _THREADS), device)
-    table, mask = hash_table(space, room, nodes.dtype)
+    table, mask = hash_table(space, capacity, nodes.dtype)
     kernel(
         blocks, _THREADS, num_seeds, exact_seeds, num_neighbors, exact_neighbors, nodes, local,
         space.buffer("slots", num_neighbors, torch.int32),
@@ -338,15 +338,15 @@ def _append_unique_cuda(seeds: Tensor, neighbors: Tensor) -> tuple[Tensor, Tenso
     total = num_seeds + neighbors.numel()
     table_size(total, seeds.dtype)  # raises before anything is allocated
     nodes = torch.empty(total, dtype=seeds.dtype, device=device)
-    room, full = total, True
+    capacity, full = total, True
     while full:
         nodes[:num_seeds] = seeds
         local = neighbors.clone()
         with space.lock:
-            number_nodes(space, NodePrefix(nodes, num_seeds), local, None, room, space.report)
+            number_nodes(space, NodePrefix(nodes, num_seeds), local, None, capacity, space.report)
             bad, overflow, count = space.read_report(3)
         full = overflow == 0 and bad < 0
-        room *= 4
+        capacity *= 4
     if bad >= 0:
         raise_at_negative_id(torch.cat([seeds, neighbors]), bad)
     return beginning(nodes, count), local

@@ -23,8 +23,7 @@ from dgl_mgpu.ops.philox import SampleKey
 from dgl_mgpu.ops.sample_future import SampleFuture, start
 from dgl_mgpu.ops.unique import number_nodes
 from dgl_mgpu.ops.view import GraphView
-from dgl_mgpu.ops.walk import TieredPath, check_traversals
-from dgl_mgpu.ops.walk_cuda import WalkLauncher
+from dgl_mgpu.ops.walk import TieredPath, WalkLauncher, check_traversals
 from dgl_mgpu.ops.workspace import NodePrefix, Workspace, beginning, workspace
 
 _ACTION = "sample PinSAGE blocks"
@@ -223,8 +222,8 @@ def _pinsage_hops_cuda(*arguments: Any) -> VisitedHops:
 
 
 class _Batch:
-    """A mini-batch whose layers have been launched; ``rooms`` are the most nodes known before each
-    and after the last."""
+    """A mini-batch whose layers have been launched; ``max_nodes`` is how many
+    can be known before each and after the last."""
 
     def __init__(
         self,
@@ -234,23 +233,23 @@ class _Batch:
         num_walks: int,
         num_neighbors: int,
         keys: Sequence[int],
-        rooms: Sequence[int],
+        max_nodes: Sequence[int],
     ) -> None:
         self._seeds, self._num_rows = seeds, walks.num_rows
         words = 1 + _REPORT_WORDS * len(keys)
         report = torch.full((words,), -1, dtype=torch.int64, device=seeds.device)
-        self._nodes = torch.empty(rooms[-1], dtype=seeds.dtype, device=seeds.device)
+        self._nodes = torch.empty(max_nodes[-1], dtype=seeds.dtype, device=seeds.device)
         self._nodes[: len(seeds)] = seeds
         self._layers: list[tuple[Tensor, ...]] = []
         known = None
-        for layer, (key, most) in enumerate(zip(keys, rooms, strict=False)):
+        for layer, (key, most) in enumerate(zip(keys, max_nodes, strict=False)):
             first = 1 + _REPORT_WORDS * layer
             end, numbered, after = report[first:], report[first + 1 :], report[first + 3 :]
             seen = NodePrefix(self._nodes, most, known)
             visited = walks.visited_neighbors(
                 space, seen, num_walks, num_neighbors, key, report, end
             )
-            number_nodes(space, seen, visited[1], end, rooms[layer + 1], numbered)
+            number_nodes(space, seen, visited[1], end, max_nodes[layer + 1], numbered)
             self._layers.append(visited)
             known = after
         self._host_report = gpu.driver.host_buffer(words).copy_(report, non_blocking=True)

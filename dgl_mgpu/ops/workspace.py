@@ -24,7 +24,7 @@ _REPORT_WORDS = 32
 _MAX_KEPT = 32
 #: Bytes from which a result buffer is not kept alive for a small part of it, and the divisor that
 #: says which part is small.
-_LARGE_ROOM, _SMALL_PART = 128 << 20, 4
+_LARGE_BUFFER, _SMALL_PART = 128 << 20, 4
 
 
 class Report:
@@ -155,18 +155,18 @@ def release() -> None:
     _workspaces.clear()
 
 
-def cut_to_size(room: Tensor, pieces: Sequence[Tensor]) -> Sequence[Tensor]:
+def cut_to_size(buffer: Tensor, pieces: Sequence[Tensor]) -> Sequence[Tensor]:
     """Cut results out of the buffer that an operator allocated for the largest possible ones.
 
     Returns the pieces, which are views, or copies where they are a small part of a large buffer:
     views would keep all of it alive.
     """
-    most = room.nbytes
-    if most < _LARGE_ROOM or _SMALL_PART * sum(piece.nbytes for piece in pieces) >= most:
+    used = sum(piece.nbytes for piece in pieces)
+    if buffer.nbytes < _LARGE_BUFFER or _SMALL_PART * used >= buffer.nbytes:
         return pieces
     return torch.cat(list(pieces)).split_with_sizes([len(piece) for piece in pieces])
 
 
-def beginning(room: Tensor, count: int) -> Tensor:
+def beginning(buffer: Tensor, count: int) -> Tensor:
     """The first elements of a vector, as a view or a copy; see :func:`cut_to_size`."""
-    return cut_to_size(room, [room[:count]])[0]
+    return cut_to_size(buffer, [buffer[:count]])[0]

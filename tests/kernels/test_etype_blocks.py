@@ -18,7 +18,7 @@ from dgl_mgpu.ops import (
     sample_etype_blocks_async,
     workspace,
 )
-from dgl_mgpu.ops import etype_hops_cuda as cuda
+from dgl_mgpu.ops import etype_hops as cuda
 from dgl_mgpu.ops import view as view_module
 from dgl_mgpu.ops.etype_hops import hop_by_hop
 from tests.kernels.cuda_views import on_device
@@ -269,7 +269,7 @@ def test_what_torch_gets_is_memory_of_its_own(where, monkeypatch):
             [3, 3],
             KEY,
         )
-    found = cuda._sample_etype_hops(*given[0])
+    found = cuda._sample_etype_hops_cuda(*given[0])
     expected = cuda.sample_etype_hops_async(*given[0]).result()
     pieces = [each for of_kind in found[:-1] for each in of_kind]
     assert same(pieces, [each.cpu() for of_kind in expected[:-1] for each in of_kind])
@@ -282,7 +282,7 @@ def test_without_room_for_the_largest_sample(where, monkeypatch):
     expected = sample_blocks(view, seeds, fanouts, KEY, **options)
     if where.type == "cpu":
         operator = torch.ops.dgl_mgpu.sample_etype_hops
-        monkeypatch.setattr(operator, "default", cuda._sample_etype_hops)
+        monkeypatch.setattr(operator, "default", cuda._sample_etype_hops_cuda)
     there = {name: on_device(each, where) for name, each in options.items()}
     refused = refuse_memory(monkeypatch, 8 << 20)
     found = sample_blocks(on_device(view, where), seeds.to(where), fanouts, KEY, **there)

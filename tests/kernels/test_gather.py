@@ -11,7 +11,7 @@ import torch
 
 from dgl_mgpu.errors import IdOutOfRangeError, InvalidInputError
 from dgl_mgpu.ops import count_tiers, device, gather_rows, host_reads, pick_rows
-from dgl_mgpu.ops import gather_cuda as cuda
+from dgl_mgpu.ops import gather as cuda
 from dgl_mgpu.ops.gather import CASTS_FROM, CASTS_TO
 from dgl_mgpu.ops.host_reads import HostReads
 from tests.kernels.cuda_views import on_device
@@ -23,7 +23,7 @@ def gather(
     view, ids, host_start=-1, sms=0, dtype=None, staging=(None,) * 3, host_share=1.0, counts=()
 ):
     out = torch.full((len(ids), *view.row_shape), 77, device=ids.device).to(dtype or view.dtype)
-    cuda._gather_rows(
+    cuda._gather_rows_cuda(
         out, ids, view.tiers, view.pointers, view.position, view.num_rows, host_start, sms, 4,
         host_share, view.dtype if dtype else None, *staging, *counts,
     )  # fmt: skip
@@ -61,7 +61,7 @@ def test_out_of_any_alignment(where):
     for offset in (1, 2, 4, 8):
         buffer = torch.zeros(8 * 40 + 16, dtype=torch.uint8, device=where)
         out = buffer[offset : offset + 320].view(40, 8)
-        cuda._gather_rows(
+        cuda._gather_rows_cuda(
             out, ids.to(where), view.tiers, view.pointers, view.position, view.num_rows
         )
         assert torch.equal(out.cpu(), rows[ids])
@@ -127,7 +127,7 @@ def test_a_cast_of_any_alignment(where):
     for offset in (1, 2, 4, 8):
         buffer = torch.zeros(8 * 40 + 16, dtype=torch.float16, device=where)
         out = buffer[offset : offset + 320].view(40, 8)
-        cuda._gather_rows(
+        cuda._gather_rows_cuda(
             out, ids, view.tiers, view.pointers, view.position, 50, stored=torch.float64
         )
         assert torch.equal(out.cpu(), rows[ids.cpu()].half())
@@ -283,7 +283,7 @@ def test_an_id_that_is_no_row_is_told_later(where, monkeypatch, bad, host_start)
     view = on_device(row_view(rows), where)
     ids = torch.tensor([3, bad, 4], device=where)
     out = torch.full((3, 5), 77, dtype=rows.dtype, device=where)
-    cuda._gather_rows(out, ids, view.tiers, view.pointers, view.position, 103, host_start)
+    cuda._gather_rows_cuda(out, ids, view.tiers, view.pointers, view.position, 103, host_start)
     with pytest.raises(IdOutOfRangeError, match=f"id {bad} is not among the 103 rows"):
         device.raise_faults(ids.device, wait=True)
     assert torch.equal(out.cpu()[::2], rows[[3, 4]]) and not out[1].any()
@@ -297,7 +297,7 @@ def test_count_tiers(where):
         ids = some_ids(2000, 103)
         there = on_device(view, where)
         counts = torch.ones(len(view.pointers), dtype=torch.int64, device=where)
-        cuda._count_tiers(counts, ids.to(where), there.tiers, there.position, there.num_rows)
+        cuda._count_tiers_cuda(counts, ids.to(where), there.tiers, there.position, there.num_rows)
         assert torch.equal(counts.cpu(), 1 + count_tiers(view, ids))
 
 
@@ -305,7 +305,7 @@ def test_count_tiers(where):
 @pytest.mark.parametrize("shape", [(), (3,), (16,), (33,), (5, 2), (0,), (20000,)])
 def test_rows_of_a_tensor(where, monkeypatch, shape, id_dtype):
     if where.type == "cpu":
-        monkeypatch.setattr(torch.ops.dgl_mgpu.pick_rows, "default", cuda._pick_rows)
+        monkeypatch.setattr(torch.ops.dgl_mgpu.pick_rows, "default", cuda._pick_rows_cuda)
     for dtype in (torch.float32, torch.bfloat16, torch.uint8):
         rows = table(103, *shape).to(dtype).to(where)
         for count in (0, 1, 31, 1000):
@@ -317,7 +317,7 @@ def test_rows_of_a_tensor(where, monkeypatch, shape, id_dtype):
 
 def test_rows_of_a_tensor_out_of_any_alignment(where, monkeypatch):
     if where.type == "cpu":
-        monkeypatch.setattr(torch.ops.dgl_mgpu.pick_rows, "default", cuda._pick_rows)
+        monkeypatch.setattr(torch.ops.dgl_mgpu.pick_rows, "default", cuda._pick_rows_cuda)
     buffer = table(51 * 8, dtype=torch.uint8).to(where)
     ids = some_ids(40, 50).to(where)
     for offset in (0, 1, 2, 4):
@@ -331,7 +331,7 @@ def test_rows_of_a_tensor_out_of_any_alignment(where, monkeypatch):
 
 def test_what_is_no_row_is_picked_as_zeros_and_told(where, monkeypatch):
     if where.type == "cpu":
-        monkeypatch.setattr(torch.ops.dgl_mgpu.pick_rows, "default", cuda._pick_rows)
+        monkeypatch.setattr(torch.ops.dgl_mgpu.pick_rows, "default", cuda._pick_rows_cuda)
     rows = table(50, 7).to(where) + 1
     for bad in (-1, 50, 1 << 40):
         ids = torch.tensor([3, bad, 49], device=where)
@@ -345,8 +345,8 @@ def test_what_is_no_row_is_picked_as_zeros_and_told(where, monkeypatch):
 @pytest.mark.parametrize("count", [1, 3, 9])
 def test_rows_of_several_tables_are_picked_at_once(where, count, monkeypatch):
     if where.type == "cpu":
-        monkeypatch.setattr(torch.ops.dgl_mgpu.pick_rows, "default", cuda._pick_rows)
-        monkeypatch.setattr(cuda, "direct", lambda *arguments: cuda._pick_rows)
+        monkeypatch.setattr(torch.ops.dgl_mgpu.pick_rows, "default", cuda._pick_rows_cuda)
+        monkeypatch.setattr(cuda, "direct", lambda *arguments: cuda._pick_rows_cuda)
     picks, expected = [], []
     for number in range(count):
         dtype = (torch.float32, torch.int64, torch.uint8, torch.float16)[number % 4]
@@ -368,7 +368,7 @@ def test_rows_are_picked_into_rows_like_them():
         rows.new_empty(3, 2).t(),
         rows.new_empty(2, 3, device="meta"),
     ):
-        with pytest.raises(InvalidInputError, match="pick rows"):
+        with pytest.raises(InvalidInputError, match="pick rows: out has shape"):
             pick_rows(rows, ids, out)
     for wrong in (ids.short(), ids.view(1, 2), [1, 2]):
         with pytest.raises(InvalidInputError, match="pick rows"):

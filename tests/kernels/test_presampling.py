@@ -15,8 +15,8 @@ from dgl_mgpu.comm.cuda_runtime import Runtime
 from dgl_mgpu.errors import IdOutOfRangeError
 from dgl_mgpu.ops import device
 from dgl_mgpu.ops.blocks_cuda import _sample_hops
-from dgl_mgpu.ops.etype_hops_cuda import _sample_etype_hops
-from dgl_mgpu.ops.sample_cuda import _sample_neighbors
+from dgl_mgpu.ops.etype_hops import _sample_etype_hops_cuda
+from dgl_mgpu.ops.sample import _sample_neighbors_cuda
 from dgl_mgpu.ops.unique import _append_unique_cuda
 from dgl_mgpu.store.content import read_graph
 from dgl_mgpu.store.hotness import presample_hotness
@@ -30,9 +30,9 @@ GRAPHS = [
 #: What a mini-batch is sampled by, on a GPU.
 OPERATORS = {
     "append_unique": _append_unique_cuda,
-    "sample_etype_hops": _sample_etype_hops,
+    "sample_etype_hops": _sample_etype_hops_cuda,
     "sample_hops": _sample_hops,
-    "sample_neighbors": _sample_neighbors,
+    "sample_neighbors": _sample_neighbors_cuda,
 }
 needs_gpu = pytest.mark.skipif(
     not torch.cuda.is_available() or importlib.util.find_spec("cupy") is None,

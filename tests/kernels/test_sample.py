@@ -21,13 +21,13 @@ from dgl_mgpu.ops import (
     library,
     sample_blocks,
     sample_blocks_async,
-    sample_cuda,
     sample_neighbors,
     unique,
     workspace,
 )
 from dgl_mgpu.ops import view as view_module
 from dgl_mgpu.ops.blocks import _blocks, hop_by_hop
+from dgl_mgpu.ops.sample import _sample_neighbors_cuda
 from tests.kernels.cuda_views import on_device
 from tests.ops.test_sample import GRAPHS, batches
 from tests.ops.views import LAYOUTS, Graph, power_law_graph
@@ -36,7 +36,7 @@ KEY = SampleKey(seed=3, epoch=1, batch=4, hop=0)
 
 
 def sample(view, seeds, fanout, replace=False):
-    return sample_cuda._sample_neighbors(
+    return _sample_neighbors_cuda(
         seeds, view.tiers, view.pointers, view.position, view.num_rows, view.idtype,
         fanout, replace, KEY.fold(),
     )  # fmt: skip

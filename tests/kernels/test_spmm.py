@@ -178,9 +178,9 @@ def test_rows_that_are_expanded_begin_where_they_did(product, monkeypatch):
 
 
 def test_room_for_parts_is_bounded(emulated):
-    assert layout.shares_in_room(1 << 10, 0) == 1 << 16
-    assert layout.shares_in_room(1 << 10, 1 << 30) == 1 << 18
-    assert layout.shares_in_room(1 << 40, 0) == 1
+    assert layout.max_shares(1 << 10, 0) == 1 << 16
+    assert layout.max_shares(1 << 10, 1 << 30) == 1 << 18
+    assert layout.max_shares(1 << 40, 0) == 1
     where = torch.device("cpu")
     assert layout.shares(10_000, 4, where, most=10) == (1000, 10)
 

@@ -7,15 +7,15 @@ import torch
 
 import dgl_mgpu
 from dgl_mgpu.comm import cuda_runtime
-from dgl_mgpu.ops.gather_cuda import _gather_rows
+from dgl_mgpu.ops.gather import _gather_rows_cuda
 from dgl_mgpu.ops.negative import _negative_edges_cuda
-from dgl_mgpu.ops.sample_cuda import _sample_neighbors
+from dgl_mgpu.ops.sample import _sample_neighbors_cuda
 from tests.store.test_edges import assert_finds_all, sparse_graph
 
 OPERATORS = {
-    "gather_rows": _gather_rows,
+    "gather_rows": _gather_rows_cuda,
     "negative_edges": _negative_edges_cuda,
-    "sample_neighbors": _sample_neighbors,
+    "sample_neighbors": _sample_neighbors_cuda,
 }
 
 

@@ -9,8 +9,13 @@ import pytest
 import torch
 
 from dgl_mgpu.errors import IdOutOfRangeError
-from dgl_mgpu.ops import SampleKey, pinsage_neighbors, random_walk, walk_cuda
-from dgl_mgpu.ops.walk import occurrences, tiered_path
+from dgl_mgpu.ops import SampleKey, pinsage_neighbors, random_walk
+from dgl_mgpu.ops.walk import (
+    _pinsage_neighbors_cuda,
+    _random_walk_cuda,
+    occurrences,
+    tiered_path,
+)
 from tests.kernels.cuda_views import on_device
 from tests.ops import reference
 from tests.ops.test_sample import GRAPHS, regular
@@ -22,14 +27,14 @@ SQUARE = sorted(set(GRAPHS) - {"bipartite"})
 
 
 def walk(views, starts, stops):
-    return walk_cuda._random_walk(
+    return _random_walk_cuda(
         starts, occurrences(starts), *tiered_path(views, stops), KEY.fold()
     ).cpu()
 
 
 def walk_with_edges(views, starts, stops):
     edges = torch.empty(len(starts), len(stops), dtype=torch.int64, device=starts.device)
-    traces = walk_cuda._random_walk(
+    traces = _random_walk_cuda(
         starts, occurrences(starts), *tiered_path(views, stops), KEY.fold(), edges
     )
     return [traces.cpu(), edges.cpu()]
@@ -38,7 +43,7 @@ def walk_with_edges(views, starts, stops):
 def visited(views, seeds, traversals, stop, walks, neighbors):
     steps = range(traversals * len(views))
     stops = [stop if step > 0 and step % len(views) == 0 else 0.0 for step in steps]
-    chosen = walk_cuda._pinsage_neighbors(
+    chosen = _pinsage_neighbors_cuda(
         seeds, *tiered_path(views, stops), walks, neighbors, KEY.fold()
     )
     return [part.cpu() for part in chosen]

@@ -29,7 +29,7 @@ from dgl_mgpu.errors import (
 )
 from dgl_mgpu.graph.pinning import pinned_graphs, pinning
 from dgl_mgpu.graph.relation import Compressed
-from dgl_mgpu.ops import gather_cuda, scatter
+from dgl_mgpu.ops import gather, scatter
 from dgl_mgpu.sampling.views import compressed_view
 from tests.kernels.conftest import emulated  # noqa: F401  (kernels run on the CPU)
 
@@ -538,7 +538,7 @@ def test_kernels_read_and_write_rows_of_a_part(emulated, width, count):  # noqa:
     where = view.tiers, view.pointers, view.position
     ids = torch.randint(0, len(part), (count,))
     found = torch.empty(count, width)
-    gather_cuda._gather_rows(
+    gather._gather_rows_cuda(
         found, ids, *where, view.num_rows, view.host_start, view.sms, view.host_sms
     )
     assert torch.equal(found, part[ids])

@@ -50,6 +50,6 @@ def pick_all(picks: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]) -> No
 @functools.cache
 def _pick_all() -> Callable[..., None]:
     # Here: who has no graph on a GPU needs no operators of this package.
-    from dgl_mgpu.ops import gather_cuda
+    from dgl_mgpu.ops.gather import pick_all
 
-    return gather_cuda.pick_all
+    return pick_all
