@@ -1,10 +1,11 @@
 """Claim: an unmodified training loop runs at the speed of its GPU where its model is captured.
 
 Each case is a script as DGL's tutorials have it: ``DataLoader``, ``model(blocks, x)``, a loss,
-``backward()`` and fused Adam, over a graph and features in GPU memory. It runs eagerly and with
-``dgl_mgpu.capture_models()``, in turns. Captured losses are compared with eager ones first. Beside
-a step's time stands the time of the GPU's kernels in it, from torch's profiler; kernels of two
-streams that overlap count twice.
+``backward()`` and fused Adam, over a graph and features in GPU memory, or pinned in the host's
+(``use_uva=True``). It runs eagerly, with ``dgl_mgpu.capture_models()``, and with the one change
+that ``dgl_mgpu.CapturedStep`` asks for, in turns. Captured losses are compared with eager ones.
+Beside a step's time stands the time of the GPU's kernels in it, from torch's profiler; kernels of
+two streams that overlap count twice.
 
     python -m benchmarks.unmodified_gpu --out unmodified_gpu.json
 """
@@ -16,7 +17,7 @@ import itertools
 import json
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,9 @@ from dgl_mgpu.capture import calls
 
 FEATURES, HIDDEN, CLASSES = 128, 256, 47
 #: Steps before the first one that counts: prefetching and captures have settled by then.
-WARM_UP = 60
+WARM_UP = 64
+#: Steps between two waits for the GPU: the host gets ahead of it by a few, and not by hundreds.
+WINDOW = 16
 #: Between eager and captured losses, as a share: sums in another order, grown over the steps.
 _TOLERANCE = 2e-2
 
@@ -93,15 +96,23 @@ def gat(depth: int) -> Model:
 
 @dataclass(frozen=True)
 class Case:
-    """A script."""
+    """A script; one with ``use_uva`` has its graph and features in the host's memory."""
 
     model: Callable[[int], Model]
     batch: int
     fanouts: tuple[int, ...]
+    use_uva: bool = False
 
     @property
     def name(self) -> str:
-        return f"{self.model.__name__} {self.batch} at {','.join(map(str, self.fanouts))}"
+        memory = ", use_uva" if self.use_uva else ""
+        return f"{self.model.__name__} {self.batch} at {','.join(map(str, self.fanouts))}{memory}"
+
+    @property
+    def modes(self) -> tuple[str, ...]:
+        """How it runs.  GCN and GAT look at the GPU, which a captured step refuses."""
+        has_step = self.model not in (gcn, gat) and not self.use_uva
+        return ("eager", "captured", *(["step"] if has_step else []))
 
 
 CASES = (
@@ -112,37 +123,39 @@ CASES = (
     Case(gcn, 1024, (15, 10, 5)),
     Case(gin, 1024, (15, 10, 5)),
     Case(gat, 1024, (15, 10, 5)),
+    Case(sage, 1024, (15, 10, 5), use_uva=True),
 )
 
 
 def train(
-    g: dgl.DGLGraph, case: Case, captured: bool, steps: int, profiled: bool = False
+    g: dgl.DGLGraph, case: Case, mode: str, steps: int, profiled: bool = False
 ) -> tuple[float, list[float], float | None]:
     """Milliseconds of a step (median), the losses, and milliseconds of kernels in a step."""
     torch.manual_seed(0)
     dgl.seed(0)
-    dgl_mgpu.capture_models(captured)
-    model = case.model(len(case.fanouts)).to(g.device)
+    dgl_mgpu.capture_models(mode == "captured")
+    device = this_device()
+    model = case.model(len(case.fanouts)).to(device)
     optimizer = torch.optim.Adam(model.parameters(), 3e-3, fused=True)
-    seeds = torch.arange((steps + WARM_UP) * case.batch, device=g.device, dtype=g.idtype)
+    seeds = torch.arange((steps + WARM_UP) * case.batch, dtype=g.idtype) % g.num_nodes()
     sampler = NeighborSampler(case.fanouts, prefetch_node_feats=["feat"], prefetch_labels=["label"])
-    loader = DataLoader(g, seeds % g.num_nodes(), sampler, batch_size=case.batch, device=g.device)
+    loader = DataLoader(
+        g,
+        seeds if case.use_uva else seeds.to(device),
+        sampler,
+        batch_size=case.batch,
+        device=device,
+        use_uva=case.use_uva,
+    )
     losses, times, profile = [], [], None
-    for number, (_, _, blocks) in enumerate(loader):
-        if number >= WARM_UP:
+    for number, loss in enumerate(_steps(loader, model, optimizer, mode)):
+        losses.append(loss.detach().clone())
+        if (number + 1) % WINDOW == 0:
+            torch.cuda.synchronize()
             times.append(time.perf_counter())
-        if number == WARM_UP and profiled:
+        if number + 1 == WARM_UP and profiled:
             profile = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
             profile.start()
-        scores = model(blocks, blocks[0].srcdata["feat"])
-        loss = F.cross_entropy(scores, blocks[-1].dstdata["label"])
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.detach())
-        if number % 16 == 0:
-            # The host gets ahead of the GPU by a few steps, and not by hundreds.
-            torch.cuda.synchronize()
     torch.cuda.synchronize()
     kernels = None
     if profile is not None:
@@ -153,16 +166,70 @@ def train(
             if event.device_type == torch.autograd.DeviceType.CUDA
         )
         kernels = sum(spans) / steps / 1e3
-    if captured:
+    if mode == "captured":
         kinds = [kind for it in calls._models.values() for kind in it._kinds.values()]
         if not any(kind.graphs is not None for kind in kinds):
             raise RuntimeError(f"{case.name} was not captured: {[kind.refusal for kind in kinds]}")
     dgl_mgpu.capture_models(False)
-    window = 16
-    windows = [
-        (b - a) / window for a, b in zip(times[::window], times[window::window], strict=False)
-    ]
+    counted = times[WARM_UP // WINDOW - 1 :]
+    windows = [(b - a) / WINDOW for a, b in itertools.pairwise(counted)]
     return 1e3 * statistics.median(windows), torch.stack(losses).tolist(), kernels
+
+
+def _steps(
+    loader: Any, model: Model, optimizer: torch.optim.Optimizer, mode: str
+) -> Iterator[torch.Tensor]:
+    """The loss of each step."""
+    if mode == "step":
+        step = dgl_mgpu.CapturedStep(
+            model, lambda blocks: model(blocks, blocks[0].srcdata["feat"]), F.cross_entropy
+        )
+        for batch in step.batches(loader):
+            loss = step(batch)
+            optimizer.step()
+            yield loss
+        return
+    for _, _, blocks in loader:
+        scores = model(blocks, blocks[0].srcdata["feat"])
+        loss = F.cross_entropy(scores, blocks[-1].dstdata["label"])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        yield loss
+
+
+def _graph(indptr: torch.Tensor, src: torch.Tensor) -> dgl.DGLGraph:
+    nodes, device = len(indptr) - 1, indptr.device
+    none = torch.empty(0, dtype=torch.int32, device=device)
+    g = dgl.add_self_loop(dgl.graph(("csc", (indptr.int(), src, none)))).formats("csc")
+    g.ndata["feat"] = torch.randn(nodes, FEATURES, device=device)
+    g.ndata["label"] = torch.randint(CLASSES, (nodes,), device=device)
+    return g
+
+
+def _row(g: dgl.DGLGraph, case: Case, options: argparse.Namespace) -> dict[str, Any]:
+    times: dict[str, list[float]] = {mode: [] for mode in case.modes}
+    losses: dict[str, list[float]] = {}
+    for _ in range(options.turns):
+        for mode, taken in times.items():
+            time_, losses[mode], _ = train(g, case, mode, options.steps)
+            taken.append(time_)
+    # Dropout draws other numbers in a graph.
+    is_random = case.model is sage_with_dropout
+    expected = losses.pop("eager")
+    for mode, found in losses.items():
+        pairs = [(sum(expected), sum(found))] if is_random else zip(expected, found, strict=True)
+        if any(abs(one - other) > _TOLERANCE * abs(one) for one, other in pairs):
+            raise RuntimeError(f"{case.name}, {mode}: losses are others than eager ones")
+    _, _, kernels = train(g, case, "captured", 2 * WINDOW, profiled=True)
+    medians = {mode: statistics.median(taken) for mode, taken in times.items()}
+    return {
+        "name": case.name,
+        **{f"{mode}_ms": medians.get(mode) for mode in ("eager", "captured", "step")},
+        "kernels_ms": kernels,
+        "ratio": medians["eager"] / medians["captured"],
+        "all_ms": times,
+    }
 
 
 def main() -> None:
@@ -174,42 +241,18 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    device = this_device()
-    indptr, src = PowerLaw(options.nodes, options.edges).csc(device, torch.int32)
-    nodes = len(indptr) - 1
-    g = dgl.graph(("csc", (indptr.int(), src, torch.empty(0, dtype=torch.int32, device=device))))
-    g = dgl.add_self_loop(g).formats("csc")
-    g.ndata["feat"] = torch.randn(nodes, FEATURES, device=device)
-    g.ndata["label"] = torch.randint(CLASSES, (nodes,), device=device)
+    g = _graph(*PowerLaw(options.nodes, options.edges).csc(this_device(), torch.int32))
     rows: list[dict[str, Any]] = []
-    print(f"{'ms of a step':40} {'eager':>7} {'captured':>9} {'kernels':>8} {'ratio':>6}")
+    columns = "eager", "captured", "step", "kernels"
+    print(f"{'ms of a step':40}" + "".join(f"{name:>10}" for name in (*columns, "ratio")))
     for case in CASES:
-        eager, captured = [], []
-        for _ in range(options.turns):
-            time_, expected, _ = train(g, case, False, options.steps)
-            eager.append(time_)
-            time_, losses, _ = train(g, case, True, options.steps)
-            captured.append(time_)
-        # Dropout draws other numbers in a graph.
-        is_random = case.model is sage_with_dropout
-        pairs = [(sum(expected), sum(losses))] if is_random else zip(expected, losses, strict=True)
-        if any(abs(one - other) > _TOLERANCE * abs(one) for one, other in pairs):
-            raise RuntimeError(f"{case.name}: captured losses are others than eager ones")
-        _, _, kernels = train(g, case, True, 32, profiled=True)
-        row = {
-            "name": case.name,
-            "eager_ms": statistics.median(eager),
-            "captured_ms": statistics.median(captured),
-            "kernels_ms": kernels,
-            "all_eager_ms": eager,
-            "all_captured_ms": captured,
-        }
+        if case.use_uva and g.device.type == "cuda":
+            g = g.to("cpu")  # which the loader pins
+        row = _row(g, case, options)
         rows.append(row)
-        print(
-            f"{case.name:40} {row['eager_ms']:7.2f} {row['captured_ms']:9.2f} "
-            f"{row['kernels_ms']:8.2f} {row['eager_ms'] / row['captured_ms']:6.2f}",
-            flush=True,
-        )
+        shown = [row[f"{name}_ms"] for name in columns] + [row["ratio"]]
+        cells = (f"{'' if it is None else format(it, '.2f'):>10}" for it in shown)
+        print(f"{case.name:40}" + "".join(cells), flush=True)
         if options.out:
             content = {
                 "machine": describe_machine(),
