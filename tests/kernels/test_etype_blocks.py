@@ -244,7 +244,7 @@ def large_room():
 
 
 def test_a_small_sample_does_not_hold_room_for_a_large_one(where, on_gpu, monkeypatch):
-    monkeypatch.setattr(workspace, "_LARGE_ROOM", 32 << 20)
+    monkeypatch.setattr(workspace, "_LARGE_BUFFER", 32 << 20)
     view, seeds, fanouts, options = large_room()
     expected = sample_blocks(view, seeds, fanouts, KEY, **options)
     there = {name: on_device(each, where) for name, each in options.items()}

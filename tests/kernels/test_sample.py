@@ -390,7 +390,7 @@ def memory_held(results) -> int:
 
 
 def test_a_small_sample_does_not_hold_room_for_a_large_one(where, monkeypatch):
-    monkeypatch.setattr(workspace, "_LARGE_ROOM", 32 << 20)
+    monkeypatch.setattr(workspace, "_LARGE_BUFFER", 32 << 20)
     graph = power_law_graph(3000, 20000, seed=8).view()
     view, seeds = on_device(graph, where), torch.arange(2000)
     nodes, indptrs, sources, eids = hops(view, seeds.to(where), [30, 1000])

@@ -163,7 +163,7 @@ def test_without_room_for_the_largest_sample(where, monkeypatch, lacking):
 
 
 def test_a_small_sample_does_not_hold_room_for_a_large_one(where, monkeypatch):
-    monkeypatch.setattr(workspace, "_LARGE_ROOM", 1 << 14)
+    monkeypatch.setattr(workspace, "_LARGE_BUFFER", 1 << 14)
     view, seeds = Graph.of_lists([[0]] * 3000).view(), torch.arange(20)
     blocks = found(on_device(view, where), seeds.to(where), 3, num_neighbors=12)
     assert same(blocks, expected(view, seeds, 3, num_neighbors=12))
