@@ -16,7 +16,6 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-import scipy.io
 import scipy.sparse
 import torch
 
@@ -135,9 +134,9 @@ def _write_ogb(
 
 
 def _write_products(root: Path) -> None:
-    classes = _classes(47, 0.6)
+    classes = _classes(47, 0.5)
     labels = classes.labels(30_000)
-    g = dgl.graph(_undirected(classes, 600_000, labels), num_nodes=len(labels))
+    g = dgl.graph(_undirected(classes, 300_000, labels), num_nodes=len(labels))
     g.ndata["feat"] = classes.features(labels, 100, 0.15)
     train, valid, test = classes.split(len(labels), 0.6, 0.1)
     split = {"train": train, "valid": valid, "test": test}
@@ -153,7 +152,8 @@ def _write_citation(root: Path) -> None:
     src, dst = src[kept], dst[kept]
     order = classes.rng.permutation(len(src))
     held, trained = order[:1_000], order[1_000:]
-    g = dgl.graph((torch.from_numpy(src[trained]), torch.from_numpy(dst[trained])), num_nodes=8_000)
+    kept_ends = torch.from_numpy(src[trained]), torch.from_numpy(dst[trained])
+    g = dgl.graph(kept_ends, num_nodes=len(labels))
     g.ndata["feat"] = classes.features(labels, 128, 0.5)
     split: dict[str, Any] = {"train": {"source_node": src[trained], "target_node": dst[trained]}}
     for name, ids in (("valid", held[:500]), ("test", held[500:])):
@@ -186,7 +186,7 @@ def _write_mag(root: Path) -> None:
         sizes,
     )
     g.nodes["paper"].data["feat"] = classes.features(labels["paper"], 128, 0.15)
-    train, valid, test = classes.split(sizes["paper"], 0.7, 0.1)
+    train, valid, test = classes.split(len(labels["paper"]), 0.7, 0.1)
     split = {"train": {"paper": train}, "valid": {"paper": valid}, "test": {"paper": test}}
     made = {"paper": torch.from_numpy(labels["paper"])[:, None]}
     _write_ogb("ogbn-mag", root, g, made, split)
@@ -243,11 +243,11 @@ class _Reddit(RedditDataset):
         Path(self.save_path).mkdir(parents=True, exist_ok=True)
 
     def process(self) -> None:
-        classes = _classes(41, 0.6)
+        classes = _classes(41, 0.5)
         labels = classes.labels(15_000)
-        g = dgl.graph(_undirected(classes, 300_000, labels), num_nodes=len(labels))
+        g = dgl.graph(_undirected(classes, 150_000, labels), num_nodes=len(labels))
         g = dgl.add_self_loop(g)
-        g.ndata["feat"] = classes.features(labels, 100, 0.2)
+        g.ndata["feat"] = classes.features(labels, 100, 0.15)
         g.ndata["label"] = torch.from_numpy(labels)
         parts = classes.split(len(labels), 0.6, 0.2)
         for name, ids in zip(("train_mask", "val_mask", "test_mask"), parts, strict=True):
@@ -302,30 +302,6 @@ def _write_gas(root: Path) -> None:
         for split, ids in zip(("train_mask", "val_mask", "test_mask"), parts, strict=True):
             data[split] = _mask(ids, len(dst))
     save_graphs(str(_download_folder("pol", "dataset/GASPOL.zip") / "pol_dgl_graph.bin"), [g])
-
-
-def _write_acm(root: Path) -> None:
-    classes = _classes(3, 0.8)
-    papers, authors, fields = (classes.labels(count) for count in (1_200, 900, 60))
-    #: Conferences that have a class, by class.
-    conferences = ((0,), (1, 13), (9, 10))
-
-    def matrix(number: int, targets: _Ids) -> scipy.sparse.csc_matrix:
-        src, dst = classes.edges(number, papers, targets)
-        shape = len(papers), len(targets)
-        return scipy.sparse.coo_matrix((np.ones(len(src)), (src, dst)), shape).tocsc()
-
-    held_at = np.array([classes.rng.choice(conferences[label]) for label in papers])
-    shape = len(papers), 14
-    at = scipy.sparse.coo_matrix((np.ones(len(papers)), (np.arange(len(papers)), held_at)), shape)
-    words = classes.features(papers, 64, 0.3).numpy() > 1
-    contents = {
-        "PvsL": matrix(2_400, fields),
-        "PvsA": matrix(4_000, authors),
-        "PvsT": scipy.sparse.csc_matrix(words.astype(float)),
-        "PvsC": at.tocsc(),
-    }
-    scipy.io.savemat(root / "dgl" / "ACM.mat", contents)
 
 
 def _write_movies(root: Path) -> None:
@@ -395,7 +371,6 @@ WRITERS = MappingProxyType(
         "reddit": _write_reddit,
         "amazon": _write_fraud,
         "pol": _write_gas,
-        "acm": _write_acm,
         "movies": _write_movies,
         "multiplex": _write_multiplex,
     }
