@@ -208,10 +208,11 @@ def _write_aifb(root: Path) -> None:
         edges[src, name, dst] = one, other
         edges[dst, f"rev-{name}", src] = other, one
     g = dgl.heterograph(edges, sizes)
-    train, test = torch.from_numpy(classes.rng.permutation(2_000)).split([1_200, 800])
+    persons = torch.from_numpy(labels["Personen"])
+    train, _, test = classes.split(len(persons), 0.6, 0.0)
     data = g.nodes["Personen"].data
-    data["train_mask"], data["test_mask"] = _mask(train, 2_000), _mask(test, 2_000)
-    data["labels"] = data["label"] = torch.from_numpy(labels["Personen"])
+    data["train_mask"], data["test_mask"] = _mask(train, len(persons)), _mask(test, len(persons))
+    data["labels"] = data["label"] = persons
     folder = _download_folder("aifb-hetero", "dataset/rdf/aifb-hetero.zip")
     save_graphs(str(folder / "aifb-hetero_dgl_graph.bin"), [g])
     info = {"num_classes": classes.count, "predict_category": "Personen"}

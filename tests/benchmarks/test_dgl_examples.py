@@ -26,7 +26,7 @@ PRINTED = {
     "rgcn_sampled": ("Epoch 00049 | Val. Accuracy 0.96 \nTest accuracy 0.9500\n", 0.95),
     "rgcn_hetero": ("Epoch 5 | Valid Acc: {val_acc:.4f}\n\nTest Acc: 0.9400\n", 0.94),
     "rgat": ("Epoch 00009 | Loss 1 | Validation Acc. 0.5 | Test Acc. 0.6000\n", 0.6),
-    "mag_rgcn": ("   Final Test: 44.00\nAll runs:\n   Final Test: 45.12 \N{PLUS-MINUS SIGN}\n", 45.12),
+    "mag_rgcn": ("Final Test: 44.00\nAll runs:\nFinal Test: 45.12 \N{PLUS-MINUS SIGN} 1\n", 45.12),
     "core_rgcn": ("Epoch: 03, Test: 40.00%, Time 1\nTesting...\nTest accuracy 45.1234\n", 45.1234),
     "products_sage": (
         "Best Eval Acc 0.7 Test Acc 0.71\nAverage test accuracy: 0.72 \N{PLUS-MINUS SIGN} 0.01\n",
