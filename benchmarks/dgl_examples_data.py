@@ -134,10 +134,10 @@ def _write_ogb(
 
 
 def _write_products(root: Path) -> None:
-    classes = _classes(47, 0.5)
+    classes = _classes(20, 0.4)
     labels = classes.labels(30_000)
     g = dgl.graph(_undirected(classes, 300_000, labels), num_nodes=len(labels))
-    g.ndata["feat"] = classes.features(labels, 100, 0.15)
+    g.ndata["feat"] = classes.features(labels, 100, 0.2)
     train, valid, test = classes.split(len(labels), 0.6, 0.1)
     split = {"train": train, "valid": valid, "test": test}
     made = {"labels": torch.from_numpy(labels)[:, None]}
@@ -244,11 +244,11 @@ class _Reddit(RedditDataset):
         Path(self.save_path).mkdir(parents=True, exist_ok=True)
 
     def process(self) -> None:
-        classes = _classes(41, 0.5)
+        classes = _classes(20, 0.4)
         labels = classes.labels(15_000)
         g = dgl.graph(_undirected(classes, 150_000, labels), num_nodes=len(labels))
         g = dgl.add_self_loop(g)
-        g.ndata["feat"] = classes.features(labels, 100, 0.15)
+        g.ndata["feat"] = classes.features(labels, 100, 0.3)
         g.ndata["label"] = torch.from_numpy(labels)
         parts = classes.split(len(labels), 0.6, 0.2)
         for name, ids in zip(("train_mask", "val_mask", "test_mask"), parts, strict=True):
