@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
@@ -114,8 +115,11 @@ def errors_as_not_captured() -> Iterator[None]:
 
 @contextlib.contextmanager
 def host_waits_refused() -> Iterator[None]:
-    """Within, torch raises where the host would wait for a GPU, instead of breaking a capture."""
-    if not torch.cuda.is_initialized():
+    """Within, torch raises where the host would wait for a GPU, instead of breaking a capture.
+
+    Not while other threads run, such as a loader's: torch would raise in them, too.
+    """
+    if not torch.cuda.is_initialized() or threading.active_count() > 1:
         yield
         return
     before = torch.cuda.get_sync_debug_mode()

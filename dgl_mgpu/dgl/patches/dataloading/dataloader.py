@@ -130,7 +130,6 @@ def _prefetch_update_feats(
     device: Any,
     pin_prefetcher: bool,
     gpu_caches: dict[tuple[str, Any], tuple[GPUCache, Any]],
-    picks: list[Any] | None = None,
 ) -> None:
     """Fetch the features that a sampler left to the dataloader, through a cache where there is one.
 
@@ -149,9 +148,27 @@ def _prefetch_update_feats(
         Passed on to storages.
     gpu_caches : dict
         By name and type.
-    picks : list, optional
-        Gets rows that are to be copied by :func:`pick_all`, later, of tensors on the GPU.
     """
+    picks: list[Any] = []
+    _fetch(
+        feats, frames, types, get_storage_func, id_name, device, pin_prefetcher, gpu_caches, picks
+    )
+    if picks:
+        pick_all(picks)
+
+
+def _fetch(
+    feats: _Columns,
+    frames: Sequence[Any],
+    types: Sequence[Any],
+    get_storage_func: Callable[..., Any],
+    id_name: str,
+    device: Any,
+    pin_prefetcher: bool,
+    gpu_caches: dict[tuple[str, Any], tuple[GPUCache, Any]],
+    picks: list[Any],
+) -> None:
+    """As :func:`_prefetch_update_feats`, but rows of tensors on the GPU are left to ``picks``."""
     for number, (frame, type_) in enumerate(zip(frames, types, strict=True)):
         for key, column in frame._columns.items():
             if not isinstance(column, LazyFeature):
@@ -163,9 +180,9 @@ def _prefetch_update_feats(
             storage = get_storage_func(name, type_)
             cache, _ = gpu_caches.get((name, type_), (None, None))
             if cache is None:
-                if picks is not None and type(storage) is Column:
+                if type(storage) is Column:
                     data = storage.data
-                    if data.device == device and can_be_picked(ids, data):
+                    if data.is_cuda and data.device == device and can_be_picked(ids, data):
                         picks.append(to_be_picked(ids, data))
                         feats[number, key] = picks[-1][0]
                         continue
@@ -233,10 +250,10 @@ def _complete(
     of_edges: _Columns = {}
     if _has_lazy_features(part._node_frames):
         nodes = part._node_frames, part.ntypes, graph.get_node_storage, NID
-        _prefetch_update_feats(of_nodes, *nodes, device, pin, graph._gpu_caches["node"], picks)
+        _fetch(of_nodes, *nodes, device, pin, graph._gpu_caches["node"], picks)
     if _has_lazy_features(part._edge_frames):
         edges = part._edge_frames, part.canonical_etypes, graph.get_edge_storage, EID
-        _prefetch_update_feats(of_edges, *edges, device, pin, graph._gpu_caches["edge"], picks)
+        _fetch(of_edges, *edges, device, pin, graph._gpu_caches["edge"], picks)
     is_here = is_tensor_backed(part._graph) and part._graph.device == device
     there = part if is_here else part.to(device, non_blocking=True)
     if of_nodes:

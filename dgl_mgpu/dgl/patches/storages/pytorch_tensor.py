@@ -22,10 +22,9 @@ def _fetch_cuda(indices: Any, tensor: torch.Tensor, device: Any, **kwargs: Any) 
 
 
 def can_be_picked(indices: Any, tensor: torch.Tensor) -> bool:
-    """Whether rows are of a tensor on a GPU, and no gradient has to go back to them."""
+    """Whether rows are on the tensor's device, and no gradient has to go back to them."""
     return (
         isinstance(indices, torch.Tensor)
-        and tensor.is_cuda
         and indices.device == tensor.device
         and indices.dtype in (torch.int32, torch.int64)
         and indices.dim() == 1
