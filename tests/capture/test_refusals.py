@@ -16,7 +16,8 @@ from dgl.dataloading import (
 from dgl.nn import GINConv, SAGEConv
 from torch import nn
 
-from dgl_mgpu.capture import calls, graphs
+from dgl_mgpu.capture import calls, check, graphs
+from dgl_mgpu.capture.call import inside
 from tests.capture.scripts import (
     CLASSES,
     HOOKS,
@@ -66,7 +67,8 @@ def with_scripted_layer():
 
 
 def with_compiled_layer():
-    layer = torch.compile(nn.Linear(6, 8), backend="eager")
+    layer = torch.compile(nn.Linear(6, 8))
+    layer.forward = layer._orig_mod.forward  # to compile it would take seconds
     return Model(GINConv(layer), GINConv(nn.Linear(8, CLASSES)))
 
 
@@ -230,6 +232,52 @@ def test_a_replay_that_gives_something_else_is_never_used(capturing, monkeypatch
     with pytest.warns(UserWarning, match="a replay gave other outputs"):
         losses, _ = train(MODELS["mean"], g, True, plain_step)
     torch.testing.assert_close(losses, expected, rtol=1e-4, atol=1e-5)
+
+
+INF, NAN = float("inf"), float("nan")
+
+
+@pytest.mark.parametrize("dtype", check._TOLERANCE)
+def test_numbers_beside_infinite_and_undefined_ones_are_compared(dtype):
+    tolerance = check._TOLERANCE[dtype]
+
+    def numbers(last):
+        return torch.tensor([INF, -INF, NAN, last], dtype=dtype)
+
+    assert check._is_close(numbers(1.0), numbers(1.0))
+    assert check._is_close(numbers(1.0), numbers(1 + tolerance / 2))
+    assert not check._is_close(numbers(1.0), numbers(1 + 3 * tolerance))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"), [(INF, -INF), (INF, NAN), (INF, 1e30), (-INF, 0.0), (NAN, 0.0)]
+)
+def test_infinite_and_undefined_numbers_must_be_the_same(one, other):
+    numbers = [torch.tensor([it, 1.0]) for it in (one, other)]
+    assert not check._is_close(*numbers)
+    assert not check._is_close(*reversed(numbers))
+    assert all(check._is_close(it, it.clone()) for it in numbers)
+
+
+class Dividing(Model):
+    """Gives infinite numbers of both signs, and undefined ones."""
+
+    def forward(self, blocks, x):
+        scores = super().forward(blocks, x)
+        return torch.cat([scores, scores / 0, scores * 0 / 0], 1)
+
+
+def test_a_model_that_gives_infinite_and_undefined_numbers_is_captured(capturing):
+    model = of(Dividing)().to(here.device)
+    with torch.no_grad():
+        for *_, blocks in loader_of(graph()):
+            x = blocks[0].srcdata["feat"]
+            with inside():
+                expected = model(blocks, x)
+            torch.testing.assert_close(
+                model(blocks, x), expected, rtol=1e-4, atol=1e-5, equal_nan=True
+            )
+    assert replays_of(model) > 2
 
 
 def test_nodes_without_in_edges_are_reported_after_the_call(capturing):
