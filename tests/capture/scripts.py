@@ -9,10 +9,7 @@ import dgl
 import numpy as np
 import torch
 import torch.nn.functional as F
-from dgl.dataloading import (
-    DataLoader,
-    NeighborSampler,
-)
+from dgl.dataloading import DataLoader, NeighborSampler
 from dgl.nn import GATConv, GATv2Conv, GINConv, GraphConv, SAGEConv
 from torch import nn
 
@@ -112,6 +109,11 @@ def loader_of(g, sampler=None, batch_size=32, count=None):
     return DataLoader(
         g, seeds, sampler or NeighborSampler([3, 4]), batch_size=batch_size, shuffle=True
     )
+
+
+def two_batches():
+    """Two mini-batches: after the first calls, none needs larger graphs."""
+    return [blocks for *_, blocks in loader_of(graph(), count=64)]
 
 
 def run(model, batches):

@@ -11,7 +11,10 @@ import pytest
 import torch
 from dgl import DGLError
 from dgl.dataloading import (
+    DataLoader,
     NeighborSampler,
+    as_edge_prediction_sampler,
+    negative_sampler,
 )
 from dgl.nn import GINConv, SAGEConv
 from torch import nn
@@ -22,6 +25,7 @@ from tests.capture.scripts import (
     CLASSES,
     HOOKS,
     MODELS,
+    LinkPredictor,
     Model,
     Normalised,
     graph,
@@ -32,8 +36,10 @@ from tests.capture.scripts import (
     of,
     plain_step,
     replays_of,
+    run,
     seeded,
     train,
+    two_batches,
 )
 
 
@@ -209,6 +215,42 @@ def test_what_cannot_be_captured_runs_as_always_and_says_why(make, reason, captu
     assert re.search(reason, told[0])
     assert all(kind.graphs is None for kind in kinds_of(model))
     torch.testing.assert_close(results[1], results[0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        (Counting, r"side effects: Counting\.count"),
+        (Noting, r"side effects: Noting\.nested"),
+        (Averaging, "changes a buffer"),
+        (InPlace, "changes an argument in place"),
+        (Writing, "leaves features in its graphs"),
+        (Noisy, "draws random numbers on the CPU"),
+        (NoisyByNumPy, "draws random numbers on the CPU"),
+    ],
+)
+def test_side_effects_are_noticed_in_the_first_call(kind, reason, capturing):
+    model = of(kind)().to(here.device)
+    with pytest.warns(UserWarning, match=reason):
+        run(model, two_batches()[:1])
+
+
+class LeavingScores(LinkPredictor):
+    def forward(self, pairs, negatives, blocks, x):
+        true, false = super().forward(pairs, negatives, blocks, x)
+        negatives.edata["score"] = false
+        return true, false
+
+
+def test_features_left_in_a_graph_of_pairs_are_noticed(capturing):
+    model = LeavingScores().to(here.device)
+    sampler = as_edge_prediction_sampler(
+        NeighborSampler([3, 4]), negative_sampler=negative_sampler.Uniform(2)
+    )
+    seeds = torch.arange(32, device=here.device)
+    ((_, *graphs_, blocks),) = DataLoader(graph(), seeds, sampler, batch_size=32)
+    with pytest.warns(UserWarning, match="leaves features in its graphs"):
+        model(*graphs_, blocks, blocks[0].srcdata["feat"])
 
 
 def test_layers_of_a_model_that_cannot_be_captured_are(capturing):
