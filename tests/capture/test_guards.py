@@ -36,17 +36,6 @@ from tests.capture.scripts import (
 )
 
 
-def test_a_backward_pass_after_another_call_is_refused(capturing):
-    model, last = made("mean"), None
-    with pytest.raises(InvalidInputError, match="holds another call by now"):
-        for *_, blocks in loader_of(graph()):
-            loss = model(blocks, blocks[0].srcdata["feat"]).sum()
-            loss.backward(retain_graph=True)
-            if last is not None and replays_of(model) > 3:
-                last.backward()
-            last = loss
-
-
 @dataclass
 class Settings:
     scale: object = 1.0
@@ -318,6 +307,17 @@ def test_a_parameter_that_changes_before_the_backward_pass_is_an_error(capturing
         model.layers[1].fc_neigh.weight.mul_(2)
     with pytest.raises(InvalidInputError, match="changed in place after the forward pass"):
         loss.backward()
+
+
+def test_a_backward_pass_after_another_call_is_refused(capturing):
+    model, last = made("mean"), None
+    with pytest.raises(InvalidInputError, match="holds another call by now"):
+        for *_, blocks in loader_of(graph()):
+            loss = model(blocks, blocks[0].srcdata["feat"]).sum()
+            loss.backward(retain_graph=True)
+            if last is not None and replays_of(model) > 3:
+                last.backward()
+            last = loss
 
 
 def test_a_backward_pass_after_a_call_that_could_not_be_loaded_is_refused(capturing):
