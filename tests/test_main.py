@@ -317,6 +317,27 @@ def test_the_store_can_be_switched_off_and_on(tmp_path):
     assert take_options([config, "--store=on"])[0].uses_store
 
 
+def test_captures_can_be_switched_on_and_off(monkeypatch):
+    assert not RunnerOptions().captures
+    rest = ["script.py", "--capture=mine"]
+    for word, expected in (("on", True), ("true", True), ("off", False), ("FALSE", False)):
+        options, left = take_options([f"--capture={word}", *rest])
+        assert (options, left) == (RunnerOptions(captures=expected), rest)
+    assert take_options(["--capture=on", "--capture=off"])[0] == RunnerOptions()
+    for words in (["--store.sms=4", "--capture=on"], ["--capture=on", "--store.sms=4"]):
+        options, _ = take_options(words)
+        assert options == RunnerOptions({"sms": 4}, captures=True)
+    monkeypatch.setenv(VARIABLE, "")  # so that it is taken back
+    hand_on(options)
+    assert told().captures
+    for word in ("maybe", "1", "[]", ""):
+        wrong = f"cannot set --capture={word}: it is neither on nor off; say on or off"
+        with pytest.raises(ConfigError, match=f"^{re.escape(wrong)}$"):
+            take_options([f"--capture={word}", "script.py"])
+    with pytest.raises(ConfigError, match="say on or off"):
+        take_options(["--capture", "script.py"])
+
+
 @pytest.mark.parametrize(
     ("word", "message"),
     [

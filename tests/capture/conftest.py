@@ -8,15 +8,8 @@ import torch
 
 from dgl_mgpu.capture import calls, graphs
 from dgl_mgpu.graph.dispatch import tensor_backed_graphs
+from tests.capture.scripts import here
 
-
-class Here:
-    """Where tests make graphs and models."""
-
-    device = "cpu"
-
-
-here = Here()
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
 
