@@ -51,7 +51,7 @@ class ModelState:
     """Parameters, buffers, attributes and submodules of a model, as they are now.
 
     Attributes that a script assigns are noticed, and so are changes of lists, dicts, sets,
-    namespaces and dataclasses (without slots) that are attributes or in one of those.  What is inside
+    namespaces and dataclasses without slots that are attributes or in one of those.  What is inside
     other objects is not.
     """
 
