@@ -130,8 +130,9 @@ class Prefetcher(Iterator[Batch]):
     before the previous batch, which bounds how far ahead it runs and how many batches are in use.
 
     When the GPU is idle by then, making the next batch on demand may be faster:
-    :class:`PrefetchTuner` decides.  After the first batch an idle GPU gets no prefetched one, as
-    the script may want no more.
+    :class:`PrefetchTuner` decides.  Only its sampling is then started at once, on the script's
+    stream.  After the first batch an idle GPU gets no prefetched one, as the script may want no
+    more.
 
     The first batch is made on the script's stream, and fills caches that others use too.  If
     something that batches depend on changes later, prefetched batches are dropped and made again,
