@@ -38,7 +38,7 @@ _CHECKED, _TOLERANCE = 500, 1e-5
 #: Numbers of rows that are made at a time.
 _CHUNK = 1 << 26
 #: Calls after which 'auto' must have chosen.
-_MOST_CALLS = 1000
+_MAX_CALLS = 1000
 #: Odd numbers whose bits look random (splitmix64's).
 _FIRST, _SECOND = -4658895280553007687, -7723592293110705685
 
@@ -230,16 +230,16 @@ def tuned(auto: Auto, case: Case, rows: torch.Tensor) -> tuple[int, float]:
     Raises
     ------
     RuntimeError
-        If it has not in `_MOST_CALLS` calls.
+        If it has not in `_MAX_CALLS` calls.
     """
     if auto.part.num_ranks == 1:
         return 0, 0.0  # there is nothing to choose from
     begin = time.perf_counter()
-    for calls in range(1, _MOST_CALLS + 1):
+    for calls in range(1, _MAX_CALLS + 1):
         (auto.transposed_sums if case.transposed else auto.sums)(rows)
         if case in auto.found:
             return calls, time.perf_counter() - begin
-    raise RuntimeError(f"nothing was chosen for {case} in {_MOST_CALLS} calls")
+    raise RuntimeError(f"nothing was chosen for {case} in {_MAX_CALLS} calls")
 
 
 def new_report(options: argparse.Namespace) -> None:

@@ -27,7 +27,7 @@ from benchmarks.machine import describe_machine
 
 ROW_BYTES = (4, 8, 16, 32, 64, 128, 256, 512, 1024)
 #: Most bytes of what is read at a time.
-MOST_READ = 1 << 28
+MAX_READ = 1 << 28
 BLOCKS_A_MULTIPROCESSOR, THREADS = 16, 512
 
 SOURCE = r"""
@@ -74,7 +74,7 @@ class Bench:
         self._memory = torch.arange(words, dtype=torch.int32)
         if on_gpu:
             self._memory = self._memory.pin_memory()
-        self._room = torch.empty(min(words, MOST_READ // 4), dtype=torch.int32, device=self._device)
+        self._room = torch.empty(min(words, MAX_READ // 4), dtype=torch.int32, device=self._device)
         self._read = kernel() if on_gpu else on_cpu
         part = self._memory[: len(self._room)]
         self.copy_s = self._times(lambda: self._room.copy_(part, non_blocking=True))

@@ -78,7 +78,7 @@ class Communicator:
             return [value]
         return self._exchange(lambda group: group.all_gather(value))
 
-    def all_gather_cat(self, asked: str, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def all_gather_cat(self, action: str, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Each tensor with those of the other ranks in its place, one rank after the other.
 
         From GPU to GPU (NCCL) where every rank's tensors are on a GPU of its own, else over the
@@ -95,7 +95,7 @@ class Communicator:
         direct = self._gpu_group is not None and "" not in gpus and len(gpus) == self.size
         lengths = list(zip(*(of_rank for _, of_rank in all_ranks), strict=True))
         messages = self.run_all(
-            asked,
+            action,
             lambda: [
                 _Sent(tensor if direct else tensor.cpu(), counts)
                 for tensor, counts in zip(tensors, lengths, strict=True)
@@ -106,7 +106,7 @@ class Communicator:
                 self._exchange(partial(_send, message, self._gpu_group if direct else None))
         return [message.join().to(device) for message in messages]
 
-    def broadcast_from_rank0(self, asked: str, step: Callable[[], T]) -> T:
+    def broadcast_from_rank0(self, action: str, step: Callable[[], T]) -> T:
         """Run ``step`` on the first rank and return its result, plain data, on every rank.
 
         When it fails, the first rank raises its error, and the others RankFailedError.
@@ -124,7 +124,7 @@ class Communicator:
         if failure is not None:
             raise failure
         if outcome[1]:
-            raise rank_failed(asked, 0, outcome[1])
+            raise rank_failed(action, 0, outcome[1])
         return outcome[0]
 
     def send(self, source: int, rows: torch.Tensor) -> None:
@@ -138,7 +138,7 @@ class Communicator:
                 lambda group: dist.broadcast(numbers, group=group.group, group_src=source)
             )
 
-    def run_all(self, asked: str, step: Callable[[], T]) -> T:
+    def run_all(self, action: str, step: Callable[[], T]) -> T:
         """Run ``step`` on every rank and return this rank's result, or raise on every rank.
 
         A rank whose step raises still takes part in the exchange, so that the others learn the
@@ -151,7 +151,7 @@ class Communicator:
             raise
         for rank, reason in enumerate(self.all_gather("")):
             if reason:
-                raise rank_failed(asked, rank, reason)
+                raise rank_failed(action, rank, reason)
         return result
 
     def _exchange(self, collective: Callable[[SignedGroup], T]) -> T:
@@ -297,10 +297,10 @@ class _Sent:
         return rows.view(self._dtype).reshape(sum(self._lengths), *self._row_shape)
 
 
-def rank_failed(asked: str, rank: int, reason: str) -> RankFailedError:
+def rank_failed(action: str, rank: int, reason: str) -> RankFailedError:
     """What the other ranks raise when one failed."""
     return RankFailedError(
-        asked, f"rank {rank} failed with {reason}", f"fix the cause on rank {rank}"
+        action, f"rank {rank} failed with {reason}", f"fix the cause on rank {rank}"
     )
 
 

@@ -92,16 +92,16 @@ class Runtime:
 
     def share(self, address: int) -> bytes:
         """A handle of allocated memory, for other processes; PeerAccessError if there are none."""
-        asked = f"share memory of {self.device} with other ranks"
+        action = f"share memory of {self.device} with other ranks"
         fix = "hide its links (store.links), or use store.device=cpu"
-        with self._raising(PeerAccessError, asked, fix):
+        with self._raising(PeerAccessError, action, fix):
             return self._runtime.ipcGetMemHandle(address)
 
     def open(self, handle: bytes) -> int:
         """Map another process's memory; PeerAccessError if it cannot be."""
-        asked = f"map another rank's GPU memory on {self.device}"
+        action = f"map another rank's GPU memory on {self.device}"
         fix = "hide the link between the two (store.links), or use store.device=cpu"
-        with self._raising(PeerAccessError, asked, fix):
+        with self._raising(PeerAccessError, action, fix):
             return self._runtime.ipcOpenMemHandle(handle)
 
     def close(self, address: int) -> None:
@@ -110,12 +110,12 @@ class Runtime:
 
     def register(self, address: int, nbytes: int) -> None:
         """Let kernels use host memory at the address that the host knows it by."""
-        asked = f"map {nbytes:,} bytes of host memory on {self.device}"
+        action = f"map {nbytes:,} bytes of host memory on {self.device}"
         fix = (
             "raise the limit on locked memory (ulimit -l), or keep less in host memory "
             "(store.host_memory)"
         )
-        with self._raising(partial(DeviceMemoryError, needed=nbytes), asked, fix):
+        with self._raising(partial(DeviceMemoryError, needed=nbytes), action, fix):
             self._runtime.hostRegister(address, nbytes, _REGISTER_PORTABLE_MAPPED)
 
     def unregister(self, address: int) -> None:
@@ -154,13 +154,13 @@ class Runtime:
 
     @contextmanager
     def _raising(
-        self, kind: Callable[[str, str, str], DGLMGPUError], asked: str, fix: str
+        self, kind: Callable[[str, str, str], DGLMGPUError], action: str, fix: str
     ) -> Iterator[None]:
         with self._on_device():
             try:
                 yield
             except self._runtime.CUDARuntimeError as error:
-                raise kind(asked, str(error), fix) from error
+                raise kind(action, str(error), fix) from error
 
     @contextmanager
     def _on_device(self) -> Iterator[None]:

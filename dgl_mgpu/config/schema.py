@@ -38,7 +38,7 @@ ACTIVATIONS = PRECISIONS = ("float32", "bfloat16")
 SAMPLERS = ("neighbor", "random_walk")
 #: What a model's first layer takes of a node.
 INPUTS = ("features", "learned")
-_MOST = 10**6  # of what multiplies weights; far larger numbers end in overflow
+_MAX = 10**6  # of what multiplies weights; far larger numbers end in overflow
 #: Keys by the least value that they take and the least that they do not.
 _RANGES = {
     (1, math.inf): "trainer.ranks trainer.epochs trainer.batch_size trainer.eval_every "
@@ -46,7 +46,7 @@ _RANGES = {
     "links.negatives sampler.num_neighbors sampler.num_walks sampler.walk_length model.hidden "
     "model.heads",
     (0, math.inf): "trainer.profile trainer.max_restarts sampler.num_workers",
-    (0, _MOST): "trainer.lr trainer.weight_decay",
+    (0, _MAX): "trainer.lr trainer.weight_decay",
     (0, 2**32): "trainer.seed",
     (0, 1): "links.valid links.test model.dropout",
 }

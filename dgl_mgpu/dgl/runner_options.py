@@ -152,21 +152,21 @@ def _parsed(word: str) -> tuple[str, Any]:
     key, equals, value = word.removeprefix(_STORE).partition("=")
     key, dot, name = key.removeprefix(".").partition(".")
     key = key.replace("-", "_")
-    asked = f"read '{word}'"
+    action = f"read '{word}'"
     if dot and key != _BY_NAME:
         raise ConfigError(
-            asked, f"there are no keys below {_STORE}.{key}", f"write {_STORE}.{key}=VALUE"
+            action, f"there are no keys below {_STORE}.{key}", f"write {_STORE}.{key}=VALUE"
         )
     if not equals:
-        raise ConfigError(asked, "it has no value", f"write {word}=VALUE")
+        raise ConfigError(action, "it has no value", f"write {word}=VALUE")
     try:
         override = OverridesParser.create().parse_override(f"{key or 'store'}={value}")
     except HydraException as error:
         raise ConfigError(
-            asked, "its value cannot be read", f"quote it: '{_STORE}.{key}=\"…\"'"
+            action, "its value cannot be read", f"quote it: '{_STORE}.{key}=\"…\"'"
         ) from error
     if override.is_sweep_override():
-        raise ConfigError(asked, "it has several values", "give one")
+        raise ConfigError(action, "it has several values", "give one")
     return key, {name: override.value()} if dot else override.value()
 
 
@@ -175,17 +175,17 @@ def _from_file(path: str) -> dict[str, Any]:
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
 
-    asked = f"read {_CONFIG} {path}"
+    action = f"read {_CONFIG} {path}"
     try:
         found = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
     except (OSError, UnicodeDecodeError, YAMLError, OmegaConfBaseException) as error:
-        raise ConfigError(asked, " ".join(str(error).split()), "name a YAML file") from error
+        raise ConfigError(action, " ".join(str(error).split()), "name a YAML file") from error
     if not isinstance(found, dict):
-        raise ConfigError(asked, "it holds no keys", "write them below 'store:'")
+        raise ConfigError(action, "it holds no keys", "write them below 'store:'")
     for group in map(str, found):
         if group != "store":
             raise ConfigError(
-                asked, f"it has a group '{group}'", "write a group 'store', and no other"
+                action, f"it has a group '{group}'", "write a group 'store', and no other"
             )
     settings = {} if found.get("store") is None else found["store"]
     if not isinstance(settings, dict):

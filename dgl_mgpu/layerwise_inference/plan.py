@@ -254,7 +254,7 @@ def count_layers(model: nn.Module, pattern: ProbeGraph) -> int:
     What the model raises comes out as it is, with a note where the number of blocks may be the
     reason.
     """
-    asked, fix = "count the layers of a model", "pass num_layers"
+    action, fix = "count the layers of a model", "pass num_layers"
     used: set[int | None] = set()
     running = False
 
@@ -287,7 +287,7 @@ def count_layers(model: nn.Module, pattern: ProbeGraph) -> int:
     count = len(used - {None})
     if None in used or not 0 < count < _MANY_LAYERS:
         found = f"the model's modules used {count} of {_MANY_LAYERS} blocks"
-        raise InvalidInputError(asked, found, fix)
+        raise InvalidInputError(action, found, fix)
     return count
 
 

@@ -29,7 +29,7 @@ _UNKNOWN_DEVICE = (700.0, 20.0, 250.0)
 # Over PCIe, to a peer and to the host (version 4; measure() knows better).
 _PCIE, _HOST = 22.0, 25.0
 # Ranks to plan for on a machine without GPUs when none are asked for, at most.
-_MOST_RANKS = 8
+_MAX_RANKS = 8
 _COPY_BYTES = 256 << 20
 _REPEATS = 8
 
@@ -95,7 +95,7 @@ def probe_shared_memory(num_ranks: int | None = None) -> Topology:
     num_ranks : int, optional
         By default one a core, at most eight.
     """
-    ranks = min(len(os.sched_getaffinity(0)), _MOST_RANKS) if num_ranks is None else num_ranks
+    ranks = min(len(os.sched_getaffinity(0)), _MAX_RANKS) if num_ranks is None else num_ranks
     return cpu_topology(ranks, SharedMemory.of_this_machine().room)
 
 

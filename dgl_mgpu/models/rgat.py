@@ -33,9 +33,9 @@ from dgl_mgpu.ops import add_spmm, edge_softmax, edge_softmax_backward, sddmm, s
 from dgl_mgpu.ops.autograd import differentiable_once
 from dgl_mgpu.utils.types import CanonicalEtype
 
-_MOST_INT32 = 2**31 - 1
+_MAX_INT32 = 2**31 - 1
 #: Pieces of rows that are multiplied side by side: at most, and the rows of one at least.
-_MOST_PIECES, _LEAST_PIECE = 64, 1024
+_MAX_PIECES, _LEAST_PIECE = 64, 1024
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class RelationEdges:
                 "no relation of the graph leads to any node",
                 "pass a graph or block with destinations",
             )
-        if max(width * sources[-1], num_edges) > _MOST_INT32:
+        if max(width * sources[-1], num_edges) > _MAX_INT32:
             indptrs, indices = ([item.long() for item in part] for part in (indptrs, indices))
         device, dtype = indices[0].device, indices[0].dtype
         cells = torch._foreach_mul(indices, width)
@@ -210,7 +210,7 @@ class _Attention(torch.autograd.Function):
         if ctx.needs_input_grad[2]:
             d_rows = d_cells @ scorers.view(-1, width_in)
             # Each head of an edge is an entry: the gradient of the group's sum, of that head.
-            if len(order) * heads > _MOST_INT32:
+            if len(order) * heads > _MAX_INT32:
                 order = order.long()
             lanes = torch.arange(heads, dtype=order.dtype, device=order.device)
             owners = edges.owners[order].to(order.dtype)
@@ -227,7 +227,7 @@ class _Attention(torch.autograd.Function):
 
 
 def _pieces(num_rows: int) -> int:
-    return max(1, min(_MOST_PIECES, num_rows // _LEAST_PIECE))
+    return max(1, min(_MAX_PIECES, num_rows // _LEAST_PIECE))
 
 
 def _product_over_rows(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:

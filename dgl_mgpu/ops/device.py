@@ -171,7 +171,7 @@ def blocks_within(
 #: Most buckets, runs of addresses, by which kernels list rows in the order of their addresses
 #: (``kernels/buckets.cuh``).  More do not bring rows that are read together closer to each other,
 #: and one thread block sums how many rows each has.
-MOST_BUCKETS = 1 << 13
+MAX_BUCKETS = 1 << 13
 #: Their number is a multiple of what that block sums at a time: four for each of 256 threads.
 _ADDED = 1 << 10
 
@@ -185,7 +185,7 @@ def buckets_of(num_rows: int) -> tuple[int, int]:
         Each has ``2 ** shift`` positions.
     number : int
     """
-    shift = max(0, (num_rows - 1).bit_length() - (MOST_BUCKETS.bit_length() - 1))
+    shift = max(0, (num_rows - 1).bit_length() - (MAX_BUCKETS.bit_length() - 1))
     return shift, -(-((num_rows - 1 >> shift) + 1) // _ADDED) * _ADDED
 
 

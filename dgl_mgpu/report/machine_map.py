@@ -32,7 +32,7 @@ _LOCATION_LABELS = {
     "disk": "disk",
 }
 _UNUSED = "#bbbbbb"
-_MOST_NAMES = 8
+_MAX_NAMES = 8
 _HALF = 0.40  # of a GPU's box, whose middle is at its number
 # Heights, GPUs' boxes being from 0 to 1.
 _HUB, _WAY, _GROUP = 1.7, -0.42, -0.98
@@ -49,7 +49,7 @@ class MachineMap:
         self._busy = busy
         self._contents = contents(plan)
         self._gpus = range(plan.num_gpus)
-        self._small = 9 if plan.num_gpus <= _MOST_NAMES else 8
+        self._small = 9 if plan.num_gpus <= _MAX_NAMES else 8
         self._left, self._right = -_HALF, plan.num_gpus - 1 + _HALF
         self._middle = (self._left + self._right) / 2
         # The bandwidth of shared memory is not measured.
@@ -266,7 +266,7 @@ def _ends(load: Load) -> tuple[int, int]:
 
 def gpu_name(plan: Plan, gpu: int) -> str:
     """A GPU's name, short where there are many."""
-    return f"{device_noun(plan)} {gpu}" if plan.num_gpus <= _MOST_NAMES else str(gpu)
+    return f"{device_noun(plan)} {gpu}" if plan.num_gpus <= _MAX_NAMES else str(gpu)
 
 
 def _colour(share: float) -> str:

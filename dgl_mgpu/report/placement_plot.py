@@ -34,7 +34,7 @@ FORMATS = ("png", "svg", "pdf")
 
 _SERVED = {"local": "device", "peer": "peer", "host": "host", "disk": "disk"}
 _WIDTH, _HEIGHT = 12.5, 11.0  # inches of one plan's picture
-_MOST_TABLES = 6
+_MAX_TABLES = 6
 _FEWEST_ROWS = 6  # that the table of links has room for
 #: Hatching of reads, coloured by the memory that serves them; other bars, by the rows' locations.
 _READS = "//"
@@ -140,7 +140,7 @@ def _draw_tables(axes: Axes, plan: Plan) -> None:
     """The memories of each table's bytes, and below those that serve its reads."""
     by_location = {name: bytes_by_location(plan, name) for name in plan.tables}
     totals = {name: sum(sizes.values()) for name, sizes in by_location.items() if sizes}
-    names = sorted(totals, key=lambda name: -totals[name])[:_MOST_TABLES]
+    names = sorted(totals, key=lambda name: -totals[name])[:_MAX_TABLES]
     ticks: list[tuple[float, str]] = []
     for index, name in enumerate(names):
         y, total = 3.0 * index, totals[name]

@@ -18,9 +18,9 @@ from dgl_mgpu.report.colours import BLACK, BLUE, GREY, RED, STAGE_COLOURS, TIER_
 from dgl_mgpu.report.epoch import EpochReport, stage_names, usual_longest
 from dgl_mgpu.utils.units import human_seconds
 
-_MOST_BARS = 40
-_MOST_MARKERS = 30
-_MOST_CUT = 3  # labels of bars that are longer than the picture
+_MAX_BARS = 40
+_MAX_MARKERS = 30
+_MAX_CUT = 3  # labels of bars that are longer than the picture
 
 
 def plot_curves(
@@ -82,7 +82,7 @@ def _draw_stages(axes: Axes, epochs: np.ndarray, reports: Sequence[EpochReport])
     if not len(cut):
         return
     axes.set_ylim(0.0, 1.15 * top)
-    for index in cut[:_MOST_CUT]:
+    for index in cut[:_MAX_CUT]:
         axes.text(
             epochs[index], 1.13 * top, human_seconds(totals[index]), ha="center", va="top",
             fontsize=9, bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.0},
@@ -119,7 +119,7 @@ def _curve(
     measured = np.isfinite(heights)
     if not measured.any():
         return
-    marker = "o" if measured.sum() <= _MOST_MARKERS else ""
+    marker = "o" if measured.sum() <= _MAX_MARKERS else ""
     axes.plot(
         epochs[measured], heights[measured], color=colour, linestyle=dashes, marker=marker,
         markersize=4, label=label,
@@ -132,7 +132,7 @@ def _stacked(
     """Parts on top of each other: bars while they can be told apart, areas beyond."""
     if not parts:
         return
-    if len(epochs) > _MOST_BARS:
+    if len(epochs) > _MAX_BARS:
         axes.stackplot(
             epochs, *parts.values(), labels=list(parts), colors=[colours[n] for n in parts]
         )

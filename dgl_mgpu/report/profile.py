@@ -27,7 +27,7 @@ PROFILE_FILE = "profile.json"
 
 #: Steps before the first that is traced, which compile kernels and allocate buffers.
 WARM_UP = 4
-_MOST_OPERATIONS = 12
+_MAX_OPERATIONS = 12
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class StepProfile:
             }
             return {name: total / count for name, total in sums.items() if total}
 
-        longest = sorted(seconds.items(), key=lambda item: -item[1])[:_MOST_OPERATIONS]
+        longest = sorted(seconds.items(), key=lambda item: -item[1])[:_MAX_OPERATIONS]
         return cls(
             steps=count,
             step_seconds=statistics.median(step.seconds for step in trace.steps),

@@ -14,7 +14,7 @@ from dgl_mgpu.utils.units import human_bytes, human_count, human_seconds, human_
 #: Columns of a line, whatever the terminal: logs are read elsewhere.
 LINE_WIDTH = 80
 #: With more tables than this, the lines of an epoch show all tables together.
-MOST_TABLES_SHOWN = 4
+MAX_TABLES_SHOWN = 4
 #: Without bars, a long epoch prints a line this often.
 PLAIN_INTERVAL_SECONDS = 30.0
 #: Bars are redrawn this often at most.
@@ -154,7 +154,7 @@ def epoch_lines(report: EpochReport, epochs: int) -> list[str]:
     if within:
         lines += _wrapped("  of which ", within, ", ")
     tables: tuple[str | None, ...] = report.tables
-    for table in tables if len(tables) <= MOST_TABLES_SHOWN else (None,):
+    for table in tables if len(tables) <= MAX_TABLES_SHOWN else (None,):
         sizes = report.tier_bytes(table)
         tiers = [
             f"{tier} {human_share(share)} ({human_bytes(sizes[tier])})"

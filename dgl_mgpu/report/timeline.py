@@ -22,7 +22,7 @@ BETWEEN_EPOCHS = frozenset({"evaluate", "checkpoint", "report"})
 _STEP = "ProfilerStep#"
 _GPU_WORK = {"kernel": "kernel", "gpu_memcpy": "copy", "gpu_memset": "copy"}
 _LAUNCHES = frozenset({"cuda_runtime", "cuda_driver"})
-_MOST_LANES = 12
+_MAX_LANES = 12
 
 
 @dataclass(frozen=True)
@@ -324,7 +324,7 @@ def _lanes(trace: Trace, window: Span) -> dict[str, list[_Bar]]:
     for item in work:
         queues.setdefault((-1 if item.device is None else item.device, item.lane), []).append(item)
     busiest = sorted(queues, key=lambda queue: sum(item.seconds for item in queues[queue]))
-    for number, (device, stream) in enumerate(sorted(busiest[-_MOST_LANES:]), start=1):
+    for number, (device, stream) in enumerate(sorted(busiest[-_MAX_LANES:]), start=1):
         name = f"thread {number}" if device < 0 else f"GPU {device}, stream {stream}"
         lanes[name] = [
             _Bar(item, _colour(item.stage), 0.4 if item.kind == "copy" else 0.8)

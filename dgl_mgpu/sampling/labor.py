@@ -24,7 +24,7 @@ _STREAM = 1 << 28
 #: Probabilities are found when two steps differ by less than this share.
 _TOLERANCE = 1e-4
 #: More steps than any distribution of weights was seen to need.
-_MOST_STEPS = 1000
+_MAX_STEPS = 1000
 
 
 class Variates:
@@ -161,7 +161,7 @@ class _Chances:
             return self._probabilities(self.shares)
         hotness: torch.Tensor | None = None
         before = math.inf
-        for step in range(_MOST_STEPS if steps < 0 else steps):
+        for step in range(_MAX_STEPS if steps < 0 else steps):
             wanted = self.scale[self.row]
             if self.weighted and step == 0:
                 wanted = wanted * self.shares
@@ -181,7 +181,7 @@ class _Chances:
 
     def _fit(self, relative: torch.Tensor) -> None:
         """Scale probabilities in each row so that its estimate has the variance of sampling."""
-        for _ in range(_MOST_STEPS):
+        for _ in range(_MAX_STEPS):
             chance = (self.scale[self.row] * relative).clamp(max=1)
             terms = torch.where(self.shares > 0, self.squares / chance, 0)
             variance = _row_sums(terms, self.degrees)

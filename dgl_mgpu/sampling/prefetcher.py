@@ -18,7 +18,7 @@ from dgl_mgpu.sampling.side_stream import Event, SideStream
 
 #: Batches in a timing window, batches skipped before each window, and the most windows before the
 #: slower mode is tried again.
-_WINDOW, _SETTLING, _MOST = 5, 3, 32
+_WINDOW, _SETTLING, _MAX = 5, 3, 32
 
 Batch = TypeVar("Batch")
 BatchOut = TypeVar("BatchOut", covariant=True)
@@ -116,7 +116,7 @@ class PrefetchTuner:
         else:
             self.is_on_demand = self._seconds[True] < self._seconds[False]
             self._windows_to_stay = (
-                min(2 * self._windows_to_stay, _MOST) if self.is_on_demand == self._faster else 1
+                min(2 * self._windows_to_stay, _MAX) if self.is_on_demand == self._faster else 1
             )
             self._faster, self._windows_left = self.is_on_demand, self._windows_to_stay
 

@@ -29,12 +29,12 @@ from dgl_mgpu.sampling.views import edges_view
 
 #: A row's largest weight as an integer, such that 2**32 edges' weights can be summed.
 _WEIGHT_BITS = 31
-#: The same where no more than `_MOST_LISTED` edges are.
+#: The same where no more than `_MAX_LISTED` edges are.
 _LISTED_BITS = 40
 #: Random numbers that are drawn together, at most.
 _DRAWN_TOGETHER = 1 << 22
 #: Edges that are listed at a time, at most, to choose among them.
-_MOST_LISTED = 1 << 22
+_MAX_LISTED = 1 << 22
 
 _ACTION = "walk at random"
 
@@ -372,7 +372,7 @@ class _Node2vec(NamedTuple):
                 chosen[left] = self.steps.places(here, pick)
                 break
             degrees = indptr[here + 1].long() - indptr[here].long()
-            if int(degrees.sum()) <= _MOST_LISTED:
+            if int(degrees.sum()) <= _MAX_LISTED:
                 chosen[left] = self._listed(before[left], here, degrees, pick)
                 break
             places = self.steps.places(here, pick)

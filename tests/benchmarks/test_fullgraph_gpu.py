@@ -208,7 +208,7 @@ def test_another_loss_than_on_one_rank_is_refused(monkeypatch, tmp_path):
 
 
 def test_a_search_that_does_not_end_is_an_error(monkeypatch):
-    monkeypatch.setattr(fullgraph, "_MOST_CALLS", 2)
+    monkeypatch.setattr(fullgraph, "_MAX_CALLS", 2)
     undecided = SimpleNamespace(found={}, part=SimpleNamespace(num_ranks=2), sums=lambda rows: rows)
     case = fullgraph.Case(False, 64, torch.float32, 0)
     with pytest.raises(RuntimeError, match="in 2 calls"):

@@ -39,7 +39,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600), needs_root]
 
 JOB_USER, ATTACKER = 61_111, 65_534
 _BOUND_SECONDS = 150.0
-_MOST_OPEN = 150
+_MAX_OPEN = 150
 _NEWNS, _NEWNET, _PRIVATE, _REC, _BIND = 0x20000, 0x40000000, 1 << 18, 1 << 14, 1 << 12
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _PR_SET_PDEATHSIG = 1
@@ -163,7 +163,7 @@ def connect_to_all(mark: Path, rng: random.Random) -> None:
                 peer.connect(path)
                 peer.send(words(mark, rng))
             held.append(peer)
-        while len(held) > _MOST_OPEN:
+        while len(held) > _MAX_OPEN:
             held.pop(rng.randrange(len(held))).close()
 
 

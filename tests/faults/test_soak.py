@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 #: By how much something may rise in a turn, or an epoch, on average over the second half: memory
 #: in bytes (an epoch's own report takes a few thousand), others of which there are a few.
-MOST = {"own memory": 40_000.0}
+MAX = {"own memory": 40_000.0}
 OTHERS = 0.05
 
 
@@ -66,7 +66,7 @@ def rises(series: list[dict[str, int]], at: list[int]) -> dict[str, float]:
 def grows(series: list[dict[str, int]], at: list[int], others: float = OTHERS) -> dict[str, float]:
     """What rises by more than it may."""
     found = rises(series, at)
-    return {name: rise for name, rise in found.items() if rise > MOST.get(name, others)}
+    return {name: rise for name, rise in found.items() if rise > MAX.get(name, others)}
 
 
 def test_what_grows_is_found():

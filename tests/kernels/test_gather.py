@@ -163,14 +163,14 @@ def test_many_host_rows(where, monkeypatch):
     view = on_device(view, where, host_segments=True)
     ids = some_ids(cuda.LISTED_ROWS, len(rows))
     for buckets in (1 << 8, 1 << 13):
-        monkeypatch.setattr(device, "MOST_BUCKETS", buckets)
+        monkeypatch.setattr(device, "MAX_BUCKETS", buckets)
         assert torch.equal(gather(view, ids.to(where), 100), rows[ids])
 
 
 @pytest.mark.parametrize(("host_share", "listed"), [(0.099, False), (0.1, True)])
 def test_host_rows_are_put_in_order_where_many_are_expected(where, monkeypatch, host_share, listed):
     monkeypatch.setattr(cuda, "LISTED_ROWS", 50)
-    monkeypatch.setattr(device, "MOST_BUCKETS", 1 << 4)
+    monkeypatch.setattr(device, "MAX_BUCKETS", 1 << 4)
     lists = []
 
     def noted(*asked, make=cuda._host_rows):

@@ -162,7 +162,7 @@ def test_all_hops_over_tiers(where):
 @pytest.mark.parametrize("shuffled", [False, True])
 def test_hops_in_the_order_of_addresses(where, monkeypatch, shuffled, ordered_from):
     """The same samples, whether all hops, the last ones or none have so many nodes."""
-    monkeypatch.setattr(device, "MOST_BUCKETS", 1 << 5)  # fewer than nodes
+    monkeypatch.setattr(device, "MAX_BUCKETS", 1 << 5)  # fewer than nodes
     graph: Graph = power_law_graph(300, 4000, seed=6)
     draw = np.random.default_rng(2) if shuffled else None
     repeated = torch.tensor([7, 290, 7, 3])
@@ -182,7 +182,7 @@ def test_hops_in_the_order_of_addresses(where, monkeypatch, shuffled, ordered_fr
 
 @pytest.mark.parametrize("shuffled", [False, True])
 def test_the_order_is_that_of_positions(where, monkeypatch, shuffled):
-    monkeypatch.setattr(device, "MOST_BUCKETS", 1 << 5)
+    monkeypatch.setattr(device, "MAX_BUCKETS", 1 << 5)
     draw = np.random.default_rng(2) if shuffled else None
     graph: Graph = power_law_graph(3000, 9000, seed=6)
     view = graph.view(LAYOUTS["three tiers"], torch.int64, draw)

@@ -217,7 +217,7 @@ def triangle_and_leaf(device: torch.device, copies: int) -> dgl.DGLGraph:
 @pytest.mark.parametrize("weights", [None, [1.0, 2.0, 0.5, 1.0, 1.0]])
 @pytest.mark.parametrize("p, q", [(1.0, 1.0), (0.25, 4.0), (4.0, 0.5)])
 def test_node2vec_weighs_where_it_came_from(device, monkeypatch, p, q, weights, most):
-    monkeypatch.setattr(walks, "_MOST_LISTED", most)
+    monkeypatch.setattr(walks, "_MAX_LISTED", most)
     copies = 6000
     g = triangle_and_leaf(device, copies)
     starts = 4 * torch.arange(copies, device=device)

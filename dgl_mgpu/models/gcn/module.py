@@ -193,29 +193,29 @@ class FullGraphGCN(nn.Module):
         )
 
     def _check(self, g: DGLGraph, x: torch.Tensor | HostRows, weight: torch.Tensor) -> None:
-        asked = "run a GCN"
+        action = "run a GCN"
         if not g.is_homogeneous:
             raise InvalidCallError(
-                asked,
+                action,
                 f"the graph has the node types {g.ntypes} and the edge types {g.etypes}",
                 "pass one with one of each, e.g. dgl.to_homogeneous(g)",
             )
         if x.shape != (g.num_nodes(), self.widths[0]):
             raise InvalidCallError(
-                asked,
+                action,
                 f"the rows have shape {tuple(x.shape)}",
                 f"pass shape {(g.num_nodes(), self.widths[0])}, a row for each node of the graph",
             )
         if x.device != g.device:
             raise InvalidCallError(
-                asked,
+                action,
                 f"the rows are on '{x.device}', but the graph is on '{g.device}'",
                 "move them there, or pass "
                 "dgl_mgpu.distributed.host_features.HostRows.of_nodes(g, rows)",
             )
         if x.dtype not in _DTYPES or (self.activation_dtype is None and x.dtype != weight.dtype):
             raise InvalidCallError(
-                asked,
+                action,
                 f"the rows have dtype {x.dtype}, but the parameters have dtype {weight.dtype}",
                 "convert one of them, or make the model with activation_dtype=",
             )
@@ -228,24 +228,24 @@ def _check_options(
     keep_every: int,
     activation_dtype: torch.dtype | None,
 ) -> None:
-    asked = "make a GCN"
+    action = "make a GCN"
     if len(widths) < 2 or any(not isinstance(width, int) or width < 1 for width in widths):
         raise InvalidInputError(
-            asked,
+            action,
             f"the widths are {list(widths)}",
             "pass the width of the input and of each layer, 1 or more each",
         )
     if norm not in ("both", "right", "left", "none"):
         raise InvalidInputError(
-            asked, f"there is no norm={norm!r}", "use one of both, right, left, none"
+            action, f"there is no norm={norm!r}", "use one of both, right, left, none"
         )
     if not 0.0 <= dropout < 1.0:
-        raise InvalidInputError(asked, f"dropout is {dropout}", "pass a probability in [0, 1)")
+        raise InvalidInputError(action, f"dropout is {dropout}", "pass a probability in [0, 1)")
     if not isinstance(keep_every, int) or keep_every < 1:
-        raise InvalidInputError(asked, f"keep_every is {keep_every!r}", "pass a positive integer")
+        raise InvalidInputError(action, f"keep_every is {keep_every!r}", "pass a positive integer")
     if activation_dtype is not None and activation_dtype not in _DTYPES:
         raise InvalidInputError(
-            asked,
+            action,
             f"there is no activation_dtype={activation_dtype}",
             f"use one of {', '.join(map(str, _DTYPES))}",
         )
@@ -287,9 +287,9 @@ class Known:
         self, g: DGLGraph, norm: str, dtype: torch.dtype, allow_zero_in_degree: bool
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """What sources' and what destinations' rows are multiplied with, shape (num_nodes, 1)."""
-        asked = norm, dtype, allow_zero_in_degree
+        key = norm, dtype, allow_zero_in_degree
         known, *about = self._of_graph
-        if known() is not g._graph or tuple(about) != asked:
+        if known() is not g._graph or tuple(about) != key:
             if not allow_zero_in_degree:
                 _require_in_edges(g)
             precise = torch.promote_types(dtype, torch.float32)
@@ -301,7 +301,7 @@ class Known:
                     (g.in_degrees, norm in ("both", "right")),
                 )
             )
-            self._of_graph, self._scales = (weakref.ref(g._graph), *asked), (left, right)
+            self._of_graph, self._scales = (weakref.ref(g._graph), *key), (left, right)
             self._of_input, self._sums = (_nothing,), None
         return self._scales
 

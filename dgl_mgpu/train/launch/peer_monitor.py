@@ -43,7 +43,7 @@ _QUOTED_BYTES = 80
 _CONNECT_SECONDS = 30.0
 # A rank answers at once; other connections are kept for a short time, and few of them.
 _HELLO_SECONDS = 5.0
-_MOST_UNAUTHENTICATED = 64
+_MAX_UNAUTHENTICATED = 64
 _LOOK_SECONDS = 0.1
 _NONCE_BYTES = 32
 _HELLO = struct.Struct("!32si")
@@ -213,7 +213,7 @@ def accept(listener: socket.socket, key: bytes, count: int) -> dict[socket.socke
                     f"{len(connections.ranks)} came within {_CONNECT_SECONDS:g} s",
                     _FIX,
                 )
-            connections.serve(count + _MOST_UNAUTHENTICATED)
+            connections.serve(count + _MAX_UNAUTHENTICATED)
         return connections.ranks
 
 

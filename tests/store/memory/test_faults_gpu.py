@@ -41,14 +41,14 @@ from tests.store.memory.test_tables import ROWS, make_blueprint
 
 pytestmark = pytest.mark.filterwarnings("ignore:the given NumPy array is not writable")
 
-MOST_SECONDS = 30.0
+MAX_SECONDS = 30.0
 NUM_ROWS = 20_000
 
 
 @pytest.fixture
 def patient_launch(monkeypatch):
     """Ranks that survive another's end have their time to look around."""
-    monkeypatch.setattr(timeouts, "REPORTS", 2 * MOST_SECONDS)
+    monkeypatch.setattr(timeouts, "REPORTS", 2 * MAX_SECONDS)
     return launch
 
 
@@ -101,7 +101,7 @@ def _one_dies_while_it_is_built(kind: str, dying: int, at: str, folder: Path) ->
     begin = time.monotonic()
     with pytest.raises(RankFailedError, match="gone"):
         build(numbered(ranks), ranks, runtime)
-    assert time.monotonic() - begin < MOST_SECONDS
+    assert time.monotonic() - begin < MAX_SECONDS
     require_all_is_well(kind, runtime)
     (folder / f"{ranks.rank}").touch()
 
@@ -130,7 +130,7 @@ def _one_dies_while_all_gather(kind: str, dying: int, folder: Path) -> None:
             gathered(store, turn)
             if turn % 10 == 9:
                 ranks.all_gather(None)
-    assert time.monotonic() - begin < MOST_SECONDS
+    assert time.monotonic() - begin < MAX_SECONDS
     store.close()
     del store
     require_all_is_well(kind, runtime)
@@ -157,7 +157,7 @@ def _one_dies_and_nobody_asks(kind: str) -> None:
     if kind == "cuda":  # a kernel that waits for the one that is gone
         dist.all_reduce(torch.ones(1, device="cuda"))
         torch.cuda.synchronize()
-    time.sleep(10 * MOST_SECONDS)
+    time.sleep(10 * MAX_SECONDS)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -167,7 +167,7 @@ def test_ranks_that_hear_of_nothing_are_ended(kind):
     begin = time.monotonic()
     with pytest.raises(RankFailedError, match="rank 1: it was killed by SIGKILL"):
         launch(_one_dies_and_nobody_asks, 2, kind)
-    assert time.monotonic() - begin < 2 * MOST_SECONDS  # with the time that ranks take to begin
+    assert time.monotonic() - begin < 2 * MAX_SECONDS  # with the time that ranks take to begin
 
 
 def _cannot_map_what_the_plan_has_it_read(kind: str) -> None:

@@ -160,7 +160,7 @@ def test_who_is_no_rank_neither_joins_nor_ends_the_job(open_sockets, monkeypatch
 def test_who_says_nothing_keeps_no_rank_waiting(open_sockets, monkeypatch):
     """However many they are: those who wait the longest give way."""
     monkeypatch.setattr(watch, "_HELLO_SECONDS", 600.0)
-    monkeypatch.setattr(watch, "_MOST_UNAUTHENTICATED", 4)
+    monkeypatch.setattr(watch, "_MAX_UNAUTHENTICATED", 4)
 
     def connect(address: tuple[str, int], key: bytes) -> None:
         open_sockets.extend(asked(address)[0] for _ in range(30))
