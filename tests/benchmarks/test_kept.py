@@ -109,7 +109,8 @@ def test_the_readme_states_what_was_measured() -> None:
     readme = (KEPT.parents[1] / "README.md").read_text()
     for row in (
         f"{min(graphsage):.2f} to {max(graphsage):.2f} times as fast for GraphSAGE, {dropout:.2f} "
-        f"with dropout, {gcn:.2f} for GCN, {gin:.2f} for GIN, {gat:.2f} for GAT, {uva:.2f} for a pinned",
+        f"with dropout, {gcn:.2f} for GCN, {gin:.2f} for GIN, {gat:.2f} for GAT, {uva:.2f} for a "
+        "pinned",
         f"4 GPUs | {min(sampling):.1f} to {max(sampling):.1f} times as fast as pylibwholegraph",
         f"host memory | {min(of_half):.1f} to {max(of_half):.1f} times",
         f"4 GPUs | {min(gathers):.2f} to {max(gathers):.2f} times as fast as pylibwholegraph",
