@@ -304,7 +304,7 @@ def work(options: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    size = partial(parse_bytes, asked="a size")
+    size = partial(parse_bytes, action="a size")
     doubled = [2**power << 30 for power in range(3, 11)]
     parser.add_argument("--ranks", type=int, default=max(1, torch.cuda.device_count()))
     parser.add_argument(

@@ -237,7 +237,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", help="of the paper's; all by default")
     parser.add_argument(
         "--gpu-memory",
-        type=partial(parse_bytes, asked="--gpu-memory"),
+        type=partial(parse_bytes, action="--gpu-memory"),
         metavar="16GiB",
         help="of each GPU for a graph of scale 1, and so much less for a smaller one",
     )
