@@ -24,7 +24,8 @@ from dgl_mgpu.cli import main
 from dgl_mgpu.report import read_metrics
 from dgl_mgpu.train.checkpoint.checkpoint import Checkpoint, checkpoints, has_checkpoint
 from tests.forkserver import forkserver
-from tests.train.jobs import SMALL, _nothing_drawn, equal_states, fork_ranks
+from tests.pictures import nothing_drawn
+from tests.train.jobs import SMALL, equal_states, fork_ranks
 
 #: For a job to end after a fault: `timeouts.CAUSE`, `timeouts.END` and a machine that is busy.
 END_SECONDS = 45.0
@@ -246,7 +247,7 @@ def _forked(words: list[str], temporary: Path, output: Path) -> None:
     config["semprefix"] = "/mp"
     fork_ranks()
     mp.set_start_method("fork", force=True)
-    with _nothing_drawn():
+    with nothing_drawn():
         sys.exit(main(words))
 
 

@@ -30,6 +30,7 @@ from dgl_mgpu.report import read_metrics
 from dgl_mgpu.train.checkpoint.checkpoint import Checkpoint, checkpoints
 from tests.faults.users import become, forget_job, needs_root
 from tests.forkserver import forkserver
+from tests.pictures import nothing_drawn
 from tests.train import jobs
 from tests.train.jobs import SMALL, shared_memory, until
 
@@ -82,7 +83,7 @@ def _command(folder: Path, words: list[str], before: Callable[[], None], stdout:
     jobs.fork_ranks()
     mp.set_start_method("fork", force=True)
     before()
-    with jobs._nothing_drawn():
+    with nothing_drawn():
         status = main(["train", *words])
     sys.exit(status)
 

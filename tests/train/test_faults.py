@@ -421,7 +421,7 @@ def test_the_disk_is_full_for_metrics(tmp_path, data, lines):
 
 def test_a_run_whose_page_could_not_be_written_is_not_complete(tmp_path, data, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(jobs, "_nothing_drawn", contextlib.nullcontext)
+        patch.setattr(jobs, "nothing_drawn", contextlib.nullcontext)
         patch.setattr(RunReport, "_write_page", lambda *report: is_full())
         with pytest.raises(OSError, match="No space"):
             train(tmp_path / "run", 1, data)
