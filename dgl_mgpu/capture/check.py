@@ -179,7 +179,8 @@ def _is_close_as_vector(one: torch.Tensor, other: torch.Tensor) -> bool:
     tolerance = _tolerance(one)
     share = max(2 * tolerance, min(20 * tolerance, _KINKS))
     difference = torch.linalg.vector_norm((one - other).double())
-    return bool(difference <= share * torch.linalg.vector_norm(other.double()))
+    limit = share * torch.linalg.vector_norm(other.double())
+    return bool(limit.isfinite() and difference <= limit)
 
 
 def _tolerance(tensor: torch.Tensor) -> float:

@@ -1,9 +1,9 @@
 """Compiles the CUDA kernels in ``kernels/`` and launches them on torch's current stream.
 
-An operator's ``cuda.py`` names a kernel by its file and a C++ expression and calls it::
+An operator's CUDA implementation names a kernel by its file and a C++ expression and calls it::
 
     kernel = Kernel("copy_list.cu", "dgl_mgpu::copy_list<int, 16>")
-    kernel(blocks, threads, ids, len(ids), num_rows, fault, device=ids.device)
+    kernel(blocks, threads, struct(count, chunks, *items), device=ids.device)
 
 A kernel gets tensors as pointers, integers as ``int64``, floats as ``double`` and None as a null
 pointer.  :func:`struct` packs many such values into one struct, which costs the host much less.

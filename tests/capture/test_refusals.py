@@ -296,9 +296,22 @@ def test_numbers_beside_infinite_and_undefined_ones_are_compared(dtype):
 )
 def test_infinite_and_undefined_numbers_must_be_the_same(one, other):
     numbers = [torch.tensor([it, 1.0]) for it in (one, other)]
-    assert not check._is_close(*numbers)
-    assert not check._is_close(*reversed(numbers))
-    assert all(check._is_close(it, it.clone()) for it in numbers)
+    for is_close in (check._is_close, check._is_close_as_vector):
+        assert not is_close(*numbers)
+        assert not is_close(*reversed(numbers))
+        assert all(is_close(it, it.clone()) for it in numbers)
+
+
+def test_gradients_may_jump_in_some_elements_and_not_in_all():
+    """As where ReLU's input is rounded to the other side of zero."""
+    gradient = torch.randn(1000, 50, generator=torch.Generator().manual_seed(0))
+    jumped = gradient.clone()
+    jumped[7, 3] += 0.1
+    assert not check._is_close(jumped, gradient)
+    assert check._is_close_as_vector(jumped, gradient)
+    assert not check._is_close_as_vector(gradient * 1.01, gradient)
+    assert not check._is_close_as_vector(gradient[:-1], gradient)
+    assert not check._is_close_as_vector(gradient.double(), gradient)
 
 
 class Dividing(Model):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -43,12 +41,7 @@ def to_be_picked(
 
 def pick_all(picks: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]) -> None:
     """Copy rows of tensors to memory for them, by one launch."""
-    _pick_all()(picks)
-
-
-@functools.cache
-def _pick_all() -> Callable[..., None]:
     # Here: who has no graph on a GPU needs no operators of this package.
-    from dgl_mgpu.ops.gather import pick_all
+    from dgl_mgpu.ops import gather
 
-    return pick_all
+    gather.pick_all(picks)
