@@ -165,7 +165,7 @@ def test_ids_become_wide_where_they_must(monkeypatch):
         )
         assert_same(ours, theirs, g, features())
         ours.zero_grad(), theirs.zero_grad()
-        monkeypatch.setattr(hetero, "_MOST_INT32", 150 * len(ETYPES) + 1)
+        monkeypatch.setattr(hetero, "_MAX_INT32", 150 * len(ETYPES) + 1)
         assert (
             RelationEdges.from_graph(g, g.ntypes, g.canonical_etypes).indices.dtype == torch.int64
         )
@@ -173,7 +173,7 @@ def test_ids_become_wide_where_they_must(monkeypatch):
         ours.zero_grad(), theirs.zero_grad()
         # Cells fit, entries of edges and heads do not.
         cells = 2 * len(ETYPES) * sum(COUNTS.values())
-        monkeypatch.setattr(hetero, "_MOST_INT32", cells)
+        monkeypatch.setattr(hetero, "_MAX_INT32", cells)
         g = random_graph(edges=250).int()
         seen = []
 

@@ -185,10 +185,10 @@ def _complete(num_nodes: int) -> tuple[GlobalStore, LinkTask]:
 def test_pairs_that_edges_are_compared_with_are_no_edges_held_out_either():
     store, task = _complete(5)
     sources = torch.arange(1, 5, device=store.graph.device)
-    others = task._others("valid", sources, store.graph)
+    others = task._negatives("valid", sources, store.graph)
     assert (others == 0).all()  # the only destination that is left
     with pytest.raises(InvalidInputError, match="edges to all nodes"):
-        task._others("valid", torch.tensor([0], device=store.graph.device), store.graph)
+        task._negatives("valid", torch.tensor([0], device=store.graph.device), store.graph)
     store.close()
 
 
