@@ -15,6 +15,7 @@ from dgl.frame import Frame
 from dgl.heterograph import DGLBlock, DGLGraph
 
 from dgl_mgpu.capture.sizes import Sizes
+from dgl_mgpu.errors import DGLMGPUError
 from dgl_mgpu.graph.block_frames import BlockFrame
 from dgl_mgpu.graph.index import TensorIndex
 
@@ -65,6 +66,12 @@ Structure = tuple[Any, ...] | None
 
 class NotCapturable(Exception):
     """Why a model's call cannot be captured, as a phrase that follows a colon."""
+
+
+def cause_of(error: Exception) -> str:
+    """An error that a model raised as such a phrase."""
+    cause = error.found if isinstance(error, DGLMGPUError) else str(error)
+    return (cause.splitlines() or [type(error).__name__])[0]
 
 
 def flatten(value: Any, leaves: list[Any]) -> Structure:

@@ -97,7 +97,7 @@ class ModelGraphs:
             #: How many rows of each are no zeros.
             self._grad_rows = [0] * len(self._grad_outputs)
             self._padded_shapes = [output.shape for output in outputs]
-            self._backward()
+            self._check_gradients(self._backward())
             versions = self._input_versions()
             with host_waits_refused():
                 self._forward(model)
@@ -108,6 +108,12 @@ class ModelGraphs:
             self._replay_backward = (
                 captured(self._backward, self._device, pool) if self._grad_outputs else list
             )
+
+    def _check_gradients(self, gradients: Sequence[torch.Tensor | None]) -> None:
+        names = [*self._parameters, *("an argument" for _ in gradients[len(self._parameters) :])]
+        for name, gradient in zip(names, gradients, strict=True):
+            if gradient is not None and gradient.layout != torch.strided:
+                raise NotCapturable(f"the gradient of {name} is sparse")
 
     def _input_versions(self) -> list[int]:
         """How often each buffer of features and of tensors was written."""

@@ -198,9 +198,9 @@ class SideEffects:
         self._with_torch = graphs[0].device.type != "cpu"
         self._random = _random_states(self._with_torch)
 
-    def found(self) -> str | None:
-        """What has changed, as a phrase; None if nothing has."""
-        change = self._state.change()
+    def found(self, *, but_attributes: bool) -> str | None:
+        """What has changed, perhaps apart from attributes, as a phrase; None if nothing has."""
+        change = None if but_attributes else self._state.change()
         if change is not None:
             return f"its forward pass has side effects: {change}"
         if any(buffer._version != version for buffer, version in self._buffers):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Hashable
 from dataclasses import dataclass
@@ -10,11 +11,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from dgl_mgpu.capture.call import Call, NotCapturable, ObservedSizes, inside, numerical_modes
+from dgl_mgpu.capture.call import (
+    Call,
+    NotCapturable,
+    ObservedSizes,
+    cause_of,
+    inside,
+    numerical_modes,
+)
 from dgl_mgpu.capture.check import checked_result
 from dgl_mgpu.capture.graphs import ModelGraphs
 from dgl_mgpu.capture.guards import SideEffects, obstacle
-from dgl_mgpu.errors import DGLMGPUError
 from dgl_mgpu.sampling.async_blocks import prepare_gradients
 
 #: Calls of one kind before one is captured: their sizes determine the capacity.
@@ -84,8 +91,10 @@ class CapturedModel:
     def _refuse(self, kind: _Kind | None, reason: str) -> None:
         if kind is not None:
             kind.refusal, kind.graphs = reason, None
-        if reason not in self._told:
-            self._told.add(reason)
+        # Once for all mini-batches, whose numbers of nodes some reasons name.
+        kind_of_reason = re.sub(r"\d+", "", reason)
+        if kind_of_reason not in self._told:
+            self._told.add(kind_of_reason)
             warnings.warn(
                 f"{self._name} runs kernel by kernel, not as a CUDA graph: {reason}",
                 stacklevel=4,
@@ -109,7 +118,7 @@ class CapturedModel:
         kind.count += 1
         kind.observed.add(call)
         if kind.count == 1 or kind.count == WARM_UP:
-            return self._watched(model, call)
+            return self._watched(model, call, is_first=kind.count == 1)
         if kind.count < WARM_UP or kind.num_captures == _MAX_CAPTURES:
             return self._eager(model, call)
         kind.graphs = graphs = None
@@ -129,12 +138,15 @@ class CapturedModel:
         self._refuse(None, self._refusal)
         return model._wrapped_call_impl(*call.args, **call.kwargs)
 
-    def _watched(self, model: nn.Module, call: Call) -> Any:
-        """An eager call, of which side effects are noticed."""
+    def _watched(self, model: nn.Module, call: Call, *, is_first: bool) -> Any:
+        """An eager call, of which side effects are noticed.
+
+        The first one may set attributes: to what the others leave them at, if it is no side effect.
+        """
         _check(model)
         effects = SideEffects(model, (*call.blocks, *call.pair_graphs), call.tensors)
         result = self._eager(model, call)
-        reason = effects.found()
+        reason = effects.found(but_attributes=is_first)
         if reason is not None:
             for kind in self._kinds.values():
                 self._refuse(kind, reason)
@@ -149,8 +161,7 @@ class CapturedModel:
             raise
         except Exception as error:
             # Models may raise anything; what is not due to the capture comes again without it.
-            cause = error.found if isinstance(error, DGLMGPUError) else str(error)
-            raise NotCapturable((cause.splitlines() or [type(error).__name__])[0]) from error
+            raise NotCapturable(cause_of(error)) from error
         kind.graphs = graphs
         prepare_gradients(False)
         return self._checked(model, call, kind, graphs)

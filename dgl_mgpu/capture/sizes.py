@@ -89,8 +89,8 @@ class Sizes:
             if nodes != targets[-1] or graph.ntypes != blocks[-1].dsttypes:
                 raise InvalidInputError(
                     "copy a mini-batch into static buffers",
-                    f"a graph has {', '.join(map(str, nodes))} nodes, but the last block has "
-                    f"{', '.join(map(str, targets[-1]))} destinations",
+                    f"a graph has {_counts(nodes, graph.ntypes)} nodes, but the last block has "
+                    f"{_counts(targets[-1], blocks[-1].dsttypes)} destinations",
                     "pass pair graphs of the seeds, as DGL's edge samplers make them",
                 )
         return cls(
@@ -225,3 +225,7 @@ def _more(count: int) -> int:
 def _pairs(some: Sequence[Sequence[int]], others: Counts) -> Iterator[tuple[int, int]]:
     for pair in zip(some, others, strict=True):
         yield from zip(*pair, strict=True)
+
+
+def _counts(counts: Sequence[int], types: Sequence[str]) -> str:
+    return ", ".join(f"{count} '{kind}'" for count, kind in zip(counts, types, strict=True))
