@@ -173,6 +173,9 @@ _TABLE: dict[tuple[VersionRange, ...], dict[str, str]] = {
         "dgl.ops.spmm: gspmm":
             "computes a mean with eight operators on a GPU, and a mini-batch waits for the host "
             "meanwhile",
+        "dgl.ops.gather_mm: gather_mm":
+            "the host waits for a GPU in every RelGraphConv, which cannot be captured in a CUDA "
+            "graph, and a product is queued for each type of edges",
         """
             dgl.ops.sddmm: gsddmm
             dgl.core: invoke_edge_udf

@@ -126,10 +126,11 @@ def gather_mm_scatter(
         if is_null(idx_c):
             out.add_(rows[0][:, :, None] * rows[1][:, None, :])
             return
-        # A tile's outer products are one matrix product; tiles are added up.
+        # A tile's outer products are one matrix product.
         tiles = _Tiles(idx_c, len(out))
         left, right = (tiles.pack(operand.to(_wide(operand.dtype))) for operand in rows)
-        products, idx_c = torch.bmm(left.transpose(1, 2), right), tiles.owners
+        out.add_(tiles.sums(torch.bmm(left.transpose(1, 2), right)))
+        return
     if is_null(idx_c):
         out.add_(products)
     else:
@@ -150,6 +151,7 @@ class _Tiles:
         first = torch.searchsorted(sorted_owner, torch.arange(num_owners + 1, device=where))
         first_tile = torch.zeros_like(first)
         torch.cumsum((first.diff() + self.rows - 1) // self.rows, 0, out=first_tile[1:])
+        self._first_tile = first_tile
         within = torch.arange(count, device=where) - first[sorted_owner]
         #: Where in the tiles each row is.
         self.slots = torch.empty_like(order)
@@ -167,6 +169,12 @@ class _Tiles:
     def unpack(self, tiles: torch.Tensor) -> torch.Tensor:
         """The rows of :meth:`pack`."""
         return tiles.flatten(0, 1)[self.slots]
+
+    def sums(self, tiles: torch.Tensor) -> torch.Tensor:
+        """Each owner's tiles, added up in their order."""
+        rows = tiles.flatten(1)
+        sums, *_ = spmm(self._first_tile, None, None, None, rows, "copy_rhs", "sum")
+        return sums.view(-1, *tiles.shape[1:])
 
 
 def _gathered_products(a: torch.Tensor, b: torch.Tensor, idx_a: Any, idx_b: Any) -> torch.Tensor:
