@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.autograd.function import once_differentiable
 
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.graph.dispatch import as_tensor, is_null
@@ -135,6 +136,40 @@ def gather_mm_scatter(
         out.add_(products)
     else:
         scatter_add(products, idx_c, out)
+
+
+class ProductsByType(torch.autograd.Function):
+    """``a[i] @ b[types[i]]`` for each row ``i``, without waiting for a GPU.
+
+    Shapes are (n, k) of ``a``, (types, k, m) of ``b``, and (n,) of ``types``.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, a: torch.Tensor, b: torch.Tensor, types: torch.Tensor) -> torch.Tensor:
+        if not len(a):
+            ctx.tiles = None
+            ctx.save_for_backward(a, b)
+            return a.new_zeros(0, b.shape[2])
+        ctx.tiles = tiles = _Tiles(types, len(b))
+        packed = tiles.pack(a)
+        ctx.save_for_backward(packed, b)
+        return tiles.unpack(torch.bmm(packed, b[tiles.owners]))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        tiles, (rows, b) = ctx.tiles, ctx.saved_tensors
+        if tiles is None:
+            return torch.zeros_like(rows), torch.zeros_like(b), None
+        packed = tiles.pack(gradient)
+        of_a = of_b = None
+        if ctx.needs_input_grad[0]:
+            of_a = tiles.unpack(torch.bmm(packed, b[tiles.owners].transpose(1, 2)))
+        if ctx.needs_input_grad[1]:
+            wide = _wide(b.dtype)
+            products = torch.bmm(rows.to(wide).transpose(1, 2), packed.to(wide))
+            of_b = tiles.sums(products).to(b.dtype)
+        return of_a, of_b, None
 
 
 class _Tiles:

@@ -225,6 +225,11 @@ def test_gather_mm_and_its_gradients_are_those_of_a_product_a_row(count, matrice
     expected.backward(weights.double())
     assert_close(a.grad, wide_a.grad)
     assert_close(b.grad, wide_b.grad)
+    by_type = segment.ProductsByType.apply(a, b, idx_b)
+    assert_close(by_type, expected)
+    gradients = torch.autograd.grad(by_type, (a, b), weights)
+    assert_close(gradients[0], wide_a.grad)
+    assert_close(gradients[1], wide_b.grad)
 
 
 @pytest.mark.parametrize("with_b", [True, False])
