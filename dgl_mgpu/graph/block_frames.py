@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import torch
 from dgl.base import EID, NID
@@ -17,12 +18,42 @@ _ID_COLUMNS = {
 }
 
 
-class Features:
-    """The features of a graph, as they are now, for blocks of it on a device."""
+class ColumnSource(Protocol):
+    """Makes the columns of a block's frame.
 
-    def __init__(self, graph: DGLGraph, device: torch.device) -> None:
-        self.of_nodes = [_Columns(frame, NID, device) for frame in graph._node_frames]
-        self.of_edges = [_Columns(frame, EID) for frame in graph._edge_frames]
+    Attributes
+    ----------
+    initializers : dict, callable or None
+        Of a frame, and its default one.
+    is_lazy : bool
+        Whether :meth:`rows` makes the same columns whenever it is called.
+    names : tuple of str
+        Of the columns, with that of the original ids.
+    """
+
+    is_lazy: bool
+    names: tuple[str, ...]
+
+    @property
+    def initializers(self) -> tuple[Any, Any]: ...
+
+    def rows(self, ids: torch.Tensor) -> dict[str, Any]:
+        """Columns of these rows, gathered when they are looked at."""
+
+
+class Features:
+    """The features of a graph's nodes and edges, by type, for blocks of it."""
+
+    def __init__(self, of_nodes: Sequence[ColumnSource], of_edges: Sequence[ColumnSource]) -> None:
+        self.of_nodes, self.of_edges = of_nodes, of_edges
+
+    @classmethod
+    def of_graph(cls, graph: DGLGraph, device: torch.device) -> Features:
+        """Those that a graph has now, for blocks on a device."""
+        return cls(
+            [_Columns(frame, NID, device) for frame in graph._node_frames],
+            [_Columns(frame, EID) for frame in graph._edge_frames],
+        )
 
 
 class _Columns:
@@ -55,7 +86,7 @@ class _Columns:
         self.names = tuple({**self._columns, id_name: None})
 
     def rows(self, ids: torch.Tensor) -> dict[str, Any]:
-        """Columns of these rows, gathered when they are looked at."""
+        """As :class:`ColumnSource` says."""
         rows: dict[str, Any] = {}
         for name, column in self._columns.items():
             attributes = self._plain.get(name)
@@ -82,12 +113,12 @@ class BlockFrame(Frame):
     """
 
     def __init__(
-        self, name: str, ids: torch.Tensor, num_rows: int, features: _Columns | None = None
+        self, name: str, ids: torch.Tensor, num_rows: int, features: ColumnSource | None = None
     ) -> None:
         initializers: tuple[Any, Any] = ({}, None) if features is None else features.initializers
         self._num_rows = num_rows
         self._initializers, self._default_initializer = initializers
-        self._source: tuple[str, torch.Tensor, _Columns | None] | None = name, ids, features
+        self._source: tuple[str, torch.Tensor, ColumnSource | None] | None = name, ids, features
         if features is not None and not features.is_lazy:
             self._make()
 

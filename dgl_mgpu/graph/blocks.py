@@ -45,7 +45,7 @@ def graph_to_block(
     src_ids = [] if src_nodes is None else _by_type(g, src_nodes, "src_nodes")
     relations, sources, eids = _relabel(index, dst_ids, include_dst_in_src, src_ids)
     counts = [nodes.shape[0] for nodes in dst_ids]
-    features = Features(g, sources[0].device)
+    features = Features.of_graph(g, sources[0].device)
     types = block_types(g.ntypes, g.canonical_etypes)
     return types.block(relations, sources, dst_ids, counts, eids, features)
 

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from dgl.base import EID, NID
@@ -93,18 +93,34 @@ def visited_block(block: VisitedBlock, etype: CanonicalEtype) -> EtypeBlock:
     return EtypeBlock({etype: edges}, {etype[0]: block.src_nodes}, {etype[0]: block.num_dst})
 
 
+class BlockFeatures(Protocol):
+    """Features of a graph, for blocks of it."""
+
+    def of_blocks(self) -> Features:
+        """For blocks that are yet to be made of tensors."""
+
+    def add_to_block(self, block: DGLGraph) -> None:
+        """Give a block the features of its nodes and edges, by their ids."""
+
+
 def dgl_blocks(
     sampled: Sequence[EtypeBlock],
     graph: Any,
     seeds: Mapping[str, torch.Tensor],
+    features: BlockFeatures | None = None,
 ) -> list[DGLGraph]:
-    """Sampled hops as DGL's blocks; on the CPU DGL's C++ library holds them.
+    """Sampled hops as DGL's blocks, which have ``features``; on the CPU DGL's C++ holds them.
 
-    Parameters are those of :func:`tensor_blocks`.
+    Other parameters are those of :func:`tensor_blocks`.
     """
     if sampled and is_passed_as_tensor(next(iter(sampled[0].src_nodes.values()))):
-        return tensor_blocks(sampled, graph.ntypes, graph.canonical_etypes, seeds)
-    return [_block_on_cpu(hop, graph, seeds) for hop in sampled]
+        columns = None if features is None else features.of_blocks()
+        return tensor_blocks(sampled, graph.ntypes, graph.canonical_etypes, seeds, columns)
+    blocks = [_block_on_cpu(hop, graph, seeds) for hop in sampled]
+    if features is not None:
+        for block in blocks:
+            features.add_to_block(block)
+    return blocks
 
 
 def _block_on_cpu(sampled: EtypeBlock, graph: Any, seeds: Mapping[str, torch.Tensor]) -> DGLGraph:
@@ -312,7 +328,7 @@ class _Batch:
     def blocks_of(self, hops: Sequence[EtypeBlock]) -> Sampled:
         """Input nodes, output nodes and blocks of sampled hops."""
         g = self.g
-        features = Features(g, self.device)
+        features = Features.of_graph(g, self.device)
         blocks = tensor_blocks(hops, g.ntypes, g.canonical_etypes, self.seeds, features)
         if len(g.ntypes) == 1:
             (inputs,) = hops[0].src_nodes.values()

@@ -34,10 +34,13 @@ class Traffic:
         the time that launching takes: the GPU is not waited for.
     watchers : list of callable
         Called with the table and the ids of each gather.
+    is_counting : bool
+        Whether rows, bytes and seconds are counted, for which a GPU is given work.
     """
 
     def __init__(self) -> None:
         self.watchers: list[Callable[[Table, torch.Tensor], None]] = []
+        self.is_counting = True
         self.rows: Counter[tuple[str, str]] = Counter()
         self.nbytes: Counter[tuple[str, str]] = Counter()
         self.seconds = 0.0
@@ -50,17 +53,21 @@ class Traffic:
 
     def add(self, name: str, table: Table, ids: torch.Tensor, begin: float) -> None:
         """Count one gather of ``ids`` from ``table``, begun at ``begin`` by the clock."""
-        view, device = table.view, table.device
-        assert isinstance(view, RowView)
         with self._lock:
-            if view.pointers.shape[0] == 1:
-                self._single[name, table] += ids.shape[0]
-            else:
-                key = name, table, current_stream(device) if device.type == "cuda" else 0
-                self._counts[key] = count_tiers(view, ids, self._counts.get(key))
-            self.seconds += time.perf_counter() - begin
+            if self.is_counting:
+                self._count(name, table, ids)
+                self.seconds += time.perf_counter() - begin
             for watch in self.watchers:
                 watch(table, ids)
+
+    def _count(self, name: str, table: Table, ids: torch.Tensor) -> None:
+        view, device = table.view, table.device
+        assert isinstance(view, RowView)
+        if view.pointers.shape[0] == 1:
+            self._single[name, table] += ids.shape[0]
+        else:
+            key = name, table, current_stream(device) if device.type == "cuda" else 0
+            self._counts[key] = count_tiers(view, ids, self._counts.get(key))
 
     def take(self) -> Traffic:
         """Return what was counted since the last call, and reset the counts."""
@@ -83,7 +90,13 @@ class Traffic:
 
     def __reduce__(self):
         # A worker counts what it reads itself.
-        return Traffic, ()
+        return _new_traffic, (self.is_counting,)
+
+
+def _new_traffic(is_counting: bool) -> Traffic:
+    traffic = Traffic()
+    traffic.is_counting = is_counting
+    return traffic
 
 
 class TableStorage(FeatureStorage):

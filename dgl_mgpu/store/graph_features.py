@@ -12,12 +12,13 @@ from dgl.frame import Frame, Scheme
 from dgl.heterograph import DGLGraph
 
 from dgl_mgpu.errors import nearest
+from dgl_mgpu.graph.block_frames import Features
 from dgl_mgpu.graph.errors import UnknownFeatureError
 from dgl_mgpu.ops import check_weights
 from dgl_mgpu.ops.view import RowView
 from dgl_mgpu.store.feature_storage import TableStorage, Traffic
 from dgl_mgpu.store.graph_structure import GraphStructure, edge_table, feature_of, node_table
-from dgl_mgpu.store.lazy_rows import LazyColumn, NodeOrEdgeType
+from dgl_mgpu.store.lazy_rows import LazyColumn, LazyColumns, NodeOrEdgeType
 from dgl_mgpu.store.memory import Store, Table
 from dgl_mgpu.utils.types import CanonicalEtype
 
@@ -132,14 +133,21 @@ class GraphFeatures:
 
         ``ids_name`` is the frame's column of row ids; without it the frame has all rows.
         """
-        columns = frame._columns
+        columns, features = frame._columns, self.columns_of(of, ids_name or "")
         ids = None if ids_name is None else columns[ids_name].data
-        added = {
-            name: feature.column(ids)
-            for name, feature in self._features_of(of).items()
-            if name not in columns
-        }
-        frame._columns = {**added, **columns}
+        frame._columns = {**features.rows(ids), **columns}
+
+    def columns_of(self, of: NodeOrEdgeType, ids_name: str) -> LazyColumns:
+        """The columns of a type, for frames whose column of original ids has this name."""
+        features = self._features_of(of)
+        return LazyColumns(features, ids_name, lambda name, ids: features[name].column(ids))
+
+    def of_blocks(self) -> Features:
+        """The features of blocks that are yet to be made."""
+        return Features(
+            [self.columns_of(ntype, NID) for ntype in self._structure.ntypes],
+            [self.columns_of(etype, EID) for etype in self._structure.canonical_etypes],
+        )
 
     def add_to_graph(self, graph: DGLGraph, ndata: bool = True, edata: bool = True) -> None:
         """Give a graph of all nodes the features of its nodes, and of its edges by their ids."""

@@ -182,10 +182,7 @@ class GraphStructure:
     def nodes_by_ntype(self, nodes: Nodes) -> dict[str, torch.Tensor]:
         """Node ids by node type, neither checked nor converted."""
         by_type = nodes if isinstance(nodes, Mapping) else {None: nodes}
-        return {
-            self.only_ntype(ntype): torch.atleast_1d(torch.as_tensor(ids))
-            for ntype, ids in by_type.items()
-        }
+        return {self.only_ntype(ntype): _as_vector(ids) for ntype, ids in by_type.items()}
 
     def seeds_by_ntype(self, nodes: Nodes) -> dict[str, torch.Tensor]:
         """Seed nodes by node type, checked, on the store's device and in the graph's idtype.
@@ -255,6 +252,11 @@ class GraphStructure:
                 "give each edge type a fanout; 0 leaves it out",
             )
         return fanouts
+
+
+def _as_vector(ids: Any) -> torch.Tensor:
+    is_one = isinstance(ids, torch.Tensor) and ids.dim() == 1
+    return ids if is_one else torch.atleast_1d(torch.as_tensor(ids))
 
 
 def _as_integer(fanout: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -99,3 +99,42 @@ class LazyColumn(Column):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "read": None}
+
+
+class LazyColumns:
+    """The features of a type of nodes or edges: a source of columns for frames of blocks.
+
+    See :class:`dgl_mgpu.graph.block_frames.ColumnSource`.
+
+    Parameters
+    ----------
+    names : iterable of str
+    id_name : str
+        Of the frames' column of original ids.
+    make : callable
+        Makes the column of a name for rows with these ids, or for all if None.
+    initializers : optional
+        Of the graph's frame, and its default one; without them each frame has its own.
+    """
+
+    __slots__ = ("_features", "_initializers", "_make", "names")
+    is_lazy = True
+
+    def __init__(
+        self,
+        names: Iterable[str],
+        id_name: str,
+        make: Callable[[str, torch.Tensor | None], LazyColumn],
+        initializers: tuple[Any, Any] | None = None,
+    ) -> None:
+        self._features, self._make, self._initializers = tuple(names), make, initializers
+        self.names = (*self._features, id_name)
+
+    @property
+    def initializers(self) -> tuple[Any, Any]:
+        """Those of a frame, and its default one."""
+        return ({}, None) if self._initializers is None else self._initializers
+
+    def rows(self, ids: torch.Tensor | None) -> dict[str, Any]:
+        """Columns of these rows, or of all, read when they are first looked at."""
+        return {name: self._make(name, ids) for name in self._features}

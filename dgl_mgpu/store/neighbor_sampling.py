@@ -224,10 +224,9 @@ class StoreSampler:
         input nodes, output nodes, blocks
             As :meth:`sample_blocks` returns them.
         """
-        seeds = self.structure.seeds_by_ntype(nodes)
-        blocks = dgl_blocks(hops, self.structure, seeds)
-        for block in blocks:
-            self.features.add_to_block(block)
+        # Those of types without edges, which hops leave out.
+        seeds = {} if self.structure.is_homogeneous else self.structure.seeds_by_ntype(nodes)
+        blocks = dgl_blocks(hops, self.structure, seeds, self.features)
         return blocks[0].srcdata[dgl.NID] if blocks else nodes, nodes, blocks
 
     def input_nodes(self, nodes: Nodes, fanouts: Sequence[Fanout]) -> dict[str, torch.Tensor]:

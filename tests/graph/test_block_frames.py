@@ -25,7 +25,7 @@ IDS = torch.tensor([4, 2, 19, 4, 0])
 
 
 def frame_of(graph, ids=IDS, count=5, part="node"):
-    features = Features(graph, torch.device("cpu"))
+    features = Features.of_graph(graph, torch.device("cpu"))
     if part == "edge":
         return BlockFrame(EID, ids, count, features.of_edges[0])
     return BlockFrame(NID, ids, count, features.of_nodes[0])

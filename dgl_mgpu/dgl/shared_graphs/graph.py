@@ -23,7 +23,7 @@ from dgl_mgpu.store.edges import EdgeQueries
 from dgl_mgpu.store.graph import GRAPH_NAMES, StoreGraph
 from dgl_mgpu.store.graph_features import GraphFeatures
 from dgl_mgpu.store.graph_structure import GraphStructure, Nodes, edge_table
-from dgl_mgpu.store.lazy_rows import LazyColumn, NodeOrEdgeType
+from dgl_mgpu.store.lazy_rows import LazyColumn, LazyColumns, NodeOrEdgeType
 from dgl_mgpu.store.memory import Store
 from dgl_mgpu.utils.types import CanonicalEtype
 
@@ -101,16 +101,20 @@ class SharedFeatures(GraphFeatures):
         original = self._script.frame(of)
         frame._initializers = original._initializers
         frame._default_initializer = original._default_initializer
-        columns = frame._columns
-        ids = None if ids_name is None else columns[ids_name].data
-        added = {
-            name: LazyColumn.create(
-                column.storage, column.scheme, ids, partial(self._rows, of, column)
-            )
-            for name, column in original._columns.items()
-            if name not in columns
-        }
-        frame._columns = {**added, **columns}
+        super().add_columns(frame, of, ids_name)
+
+    def columns_of(self, of: NodeOrEdgeType, ids_name: str) -> LazyColumns:
+        """The columns that the graph has now."""
+        original = self._script.frame(of)
+        columns = dict(original._columns)
+
+        def make(name: str, ids: torch.Tensor | None) -> LazyColumn:
+            column = columns[name]
+            read = partial(self._rows, of, column)
+            return LazyColumn.create(column.storage, column.scheme, ids, read)
+
+        initializers = original._initializers, original._default_initializer
+        return LazyColumns(columns, ids_name, make, initializers)
 
     def _rows(self, of: NodeOrEdgeType, column: Column, ids: torch.Tensor | None) -> torch.Tensor:
         """Rows of a column of the script's graph, on the device of ``ids``; its own if None."""
@@ -205,6 +209,7 @@ class SharedGraph(StoreGraph):
 
     def __init__(self, stored: Stored, original: DGLGraph) -> None:
         graph = stored.store.graph
+        graph.traffic.is_counting = False  # for nobody
         store, structure = graph._store, graph._structure
         script = ScriptGraph(original, graph.device)
         parts = replace(
