@@ -22,7 +22,7 @@ from typing import NoReturn
 
 from dgl_mgpu.dgl import install
 from dgl_mgpu.dgl.child import mend_children
-from dgl_mgpu.dgl.runner_options import hand_on, take_options
+from dgl_mgpu.dgl.runner_options import RunnerOptions, hand_on, take_options, was_told
 from dgl_mgpu.errors import ConfigError
 
 USAGE = """\
@@ -45,7 +45,7 @@ script starts; with any of them also where there is one rank alone:
   --config FILE      a YAML file with such keys below 'store:'
 
   --capture=on|off   run models that are called with mini-batches on a GPU as CUDA graphs, where
-                     these give the same (off by default)
+                     these give the same, as it is by default; or kernel by kernel
 """
 
 
@@ -82,6 +82,8 @@ def main(argv: list[str]) -> None:
         _refuse(f"{USAGE}\npython -m dgl_mgpu: {wrong}")
     install()
     mend_children()
+    if options is None and not was_told():
+        options = RunnerOptions()
     if options is not None:
         hand_on(options)
     code, namespace = run

@@ -318,18 +318,18 @@ def test_the_store_can_be_switched_off_and_on(tmp_path):
 
 
 def test_captures_can_be_switched_on_and_off(monkeypatch):
-    assert not RunnerOptions().captures
+    assert RunnerOptions().captures
     rest = ["script.py", "--capture=mine"]
     for word, expected in (("on", True), ("true", True), ("off", False), ("FALSE", False)):
         options, left = take_options([f"--capture={word}", *rest])
         assert (options, left) == (RunnerOptions(captures=expected), rest)
-    assert take_options(["--capture=on", "--capture=off"])[0] == RunnerOptions()
-    for words in (["--store.sms=4", "--capture=on"], ["--capture=on", "--store.sms=4"]):
+    assert take_options(["--capture=on", "--capture=off"])[0] == RunnerOptions(captures=False)
+    for words in (["--store.sms=4", "--capture=off"], ["--capture=off", "--store.sms=4"]):
         options, _ = take_options(words)
-        assert options == RunnerOptions({"sms": 4}, captures=True)
+        assert options == RunnerOptions({"sms": 4}, captures=False)
     monkeypatch.setenv(VARIABLE, "")  # so that it is taken back
     hand_on(options)
-    assert told().captures
+    assert not told().captures
     for word in ("maybe", "1", "[]", ""):
         wrong = f"cannot set --capture={word}: it is neither on nor off; say on or off"
         with pytest.raises(ConfigError, match=f"^{re.escape(wrong)}$"):
@@ -404,7 +404,7 @@ def test_files_that_are_no_options(tmp_path, text, message):
 
 def test_options_reach_who_asks(monkeypatch):
     monkeypatch.delenv(VARIABLE, raising=False)
-    assert told() == RunnerOptions()
+    assert told() == RunnerOptions(captures=False)
     monkeypatch.setenv(VARIABLE, "")
     options = RunnerOptions({"fanouts": [1, 2], "disk_path": None, "graph_ratio": 0.5})
     hand_on(options)
@@ -430,7 +430,7 @@ import json, multiprocessing, subprocess, sys
 
 def tell(how):
     from dgl_mgpu.dgl.runner_options import told
-    print(how, sys.argv[1:], json.dumps(told().store), flush=True)
+    print(how, sys.argv[1:], told().captures, json.dumps(told().store), flush=True)
 
 if __name__ == "__main__":
     tell("script")
@@ -448,8 +448,21 @@ def test_options_reach_the_script_and_all_that_it_starts(run, script):
     assert done.returncode == 0, done.stderr
     store = json.dumps({"gpu_memory": "2GiB", "sms": 4})
     assert done.stdout.splitlines() == [
-        f"{how} {arguments} {store}"
+        f"{how} {arguments} True {store}"
         for arguments in (["--store.sms=1"], ["again", "end"])
+        for how in ("script", "spawn")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "captures"),
+    [(["-m", "dgl_mgpu"], True), (["-m", "dgl_mgpu", "--capture=off"], False)],
+)
+def test_models_are_captured_unless_the_runner_is_told_otherwise(run, script, words, captures):
+    done = run(*words, script(TELL))
+    assert done.stdout.splitlines() == [
+        f"{how} {arguments} {captures} null"
+        for arguments in ([], ["again", "end"])
         for how in ("script", "spawn")
     ]
 

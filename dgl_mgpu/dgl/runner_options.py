@@ -40,7 +40,7 @@ class RunnerOptions:
 
     store: Mapping[str, Any] | None = None
     uses_store: bool = True
-    captures: bool = False
+    captures: bool = True
 
 
 def take_options(arguments: Sequence[str]) -> tuple[RunnerOptions | None, list[str]]:
@@ -119,6 +119,8 @@ def was_told() -> bool:
 def told() -> RunnerOptions:
     """The options that this process, or one that started it, was run with.
 
+    Without the runner there are none, and models are not captured.
+
     Raises
     ------
     ConfigError
@@ -126,7 +128,7 @@ def told() -> RunnerOptions:
     """
     text = os.environ.get(VARIABLE)
     if text is None:
-        return RunnerOptions()
+        return RunnerOptions(captures=False)
     try:
         return RunnerOptions(**json.loads(text))
     except (ValueError, TypeError) as error:

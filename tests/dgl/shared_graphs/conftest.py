@@ -23,7 +23,7 @@ def told(monkeypatch):
 
     def tell(**store) -> None:
         monkeypatch.delenv(runner_options.VARIABLE, raising=False)
-        runner_options.hand_on(RunnerOptions(store))
+        runner_options.hand_on(RunnerOptions(store, captures=False))
 
     monkeypatch.setenv(runner_options.VARIABLE, "")  # so that it is taken back
     tell()

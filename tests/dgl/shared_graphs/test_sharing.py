@@ -69,7 +69,7 @@ def test_dgl_pins_what_is_not_shared(told, monkeypatch):
     told()
     monkeypatch.delenv(runner_options.VARIABLE)
     assert is_pinned()
-    runner_options.hand_on(RunnerOptions({}, uses_store=False))
+    runner_options.hand_on(RunnerOptions({}, uses_store=False, captures=False))
     assert is_pinned()
     monkeypatch.setenv(runner_options.VARIABLE, "{")
     with pytest.raises(ConfigError, match="unset it"):
@@ -88,9 +88,9 @@ def test_options_that_do_nothing_are_told(told):
     assert warned(use_uva=False) == [load.__code__.co_firstlineno + 1]
     assert not warned()  # the graph is in a store from now on
     assert not warned(use_uva=False)
-    runner_options.hand_on(RunnerOptions({}, uses_store=False))
+    runner_options.hand_on(RunnerOptions({}, uses_store=False, captures=False))
     assert not warned(node_graph("cpu"), use_uva=False)
-    runner_options.hand_on(RunnerOptions())
+    runner_options.hand_on(RunnerOptions(captures=False))
     assert not warned(node_graph("cpu"), use_uva=False)
 
 

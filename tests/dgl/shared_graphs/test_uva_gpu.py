@@ -48,7 +48,7 @@ pytestmark = pytest.mark.skipif(
 @pytest.fixture(autouse=True, params=[{}, {"gpu_memory": "8KiB"}], ids=["on the GPU", "on both"])
 def placement(request, monkeypatch):
     monkeypatch.setenv(runner_options.VARIABLE, "")  # so that it is taken back
-    runner_options.hand_on(RunnerOptions(request.param))
+    runner_options.hand_on(RunnerOptions(request.param, captures=False))
 
 
 @pytest.fixture(autouse=True, params=["0", "1"], ids=["as asked for", "ahead"])
