@@ -224,10 +224,16 @@ class StoreSampler:
         input nodes, output nodes, blocks
             As :meth:`sample_blocks` returns them.
         """
+        structure = self.structure
         # Those of types without edges, which hops leave out.
-        seeds = {} if self.structure.is_homogeneous else self.structure.seeds_by_ntype(nodes)
-        blocks = dgl_blocks(hops, self.structure, seeds, self.features)
-        return blocks[0].srcdata[dgl.NID] if blocks else nodes, nodes, blocks
+        seeds = {} if structure.is_homogeneous else structure.seeds_by_ntype(nodes)
+        blocks = dgl_blocks(hops, structure, seeds, self.features)
+        inputs = nodes
+        if blocks and structure.is_homogeneous:
+            (inputs,) = hops[0].src_nodes.values()  # without looking at the block's features
+        elif blocks:
+            inputs = blocks[0].srcdata[dgl.NID]
+        return inputs, nodes, blocks
 
     def input_nodes(self, nodes: Nodes, fanouts: Sequence[Fanout]) -> dict[str, torch.Tensor]:
         """The input nodes of a mini-batch: those of :meth:`sample_blocks`, without the blocks.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from types import SimpleNamespace
 
 import numpy as np
@@ -92,6 +93,16 @@ def test_counts_of_different_streams_are_not_added_on_a_gpu(gpu, table, monkeypa
     taken = traffic.take()
     assert taken.rows == {("feat", "device"): 5, ("feat", "host"): 150}
     assert taken.nbytes["feat", "host"] == 8 * 150
+
+
+def test_what_is_not_to_be_counted_is_watched_alone(table):
+    traffic, seen = storage.Traffic(), []
+    traffic.is_counting = False
+    for copy in (traffic, pickle.loads(pickle.dumps(traffic))):
+        copy.watchers.append(lambda table, ids: seen.append(ids))
+        copy.add("feat", table, torch.arange(3), begin=0.0)
+        assert not copy.take().rows and not copy.seconds
+    assert len(seen) == 2
 
 
 class Rows:

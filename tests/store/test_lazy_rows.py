@@ -24,6 +24,7 @@ from dgl_mgpu.errors import (
     StoreClosedError,
     UnsupportedByStoreError,
 )
+from dgl_mgpu.graph.block_frames import BlockFrame
 from dgl_mgpu.graph.dispatch import tensor_backed_graphs
 from dgl_mgpu.train.launch.launch import launch
 from tests.sampling.loaders import node_graph, typed_graph
@@ -122,6 +123,25 @@ def test_what_nobody_looks_at_is_not_read(options):
             read += moved[-1].num_dst_nodes()
             assert [*store.graph.traffic.take().rows] == [("label", "device")]
         assert read == 60
+
+
+def test_frames_of_blocks_on_tensors_make_columns_when_they_are_read():
+    g = node_graph("cpu")
+    with dgl_mgpu.GlobalStore.from_dgl(g) as store, tensor_backed_graphs():
+        inputs, _, (block,) = store.graph.sample_blocks(torch.arange(9), [3])
+        frames = [*block._node_frames, *block._edge_frames]
+        assert all(type(frame) is BlockFrame for frame in frames)
+        assert all(len(frame.unmade_ids) >= frame.num_rows for frame in frames)
+        for frame in frames:
+            assert frame.unmade_names == tuple(frame.keys())
+            assert frame.unmade_ids is None
+        assert torch.equal(inputs, block.srcdata[dgl.NID])
+        assert_rows_are(g, block)
+        block.srcdata["mine"] = torch.ones(block.num_src_nodes())
+        _, _, (other,) = store.graph.sample_blocks(torch.arange(9), [3])
+        assert "mine" not in other.srcdata
+        other._node_frames[0].set_initializer(torch.ones)
+        assert block._node_frames[0]._default_initializer is None
 
 
 def test_rows_are_those_of_when_they_are_looked_at_first():
