@@ -306,8 +306,8 @@ LEFT_OUT = MappingProxyType(
             "is for several machines, with graphs on CPUs",
         "advanced/cugraph/graphsage.py": "needs pylibcugraphops",
         "advanced/cugraph/rgcn.py": "needs pylibcugraphops",
-        "sampling/graphbolt": "dgl.graphbolt is no part of this package",
-        "multigpu/graphbolt": "dgl.graphbolt is no part of this package",
+        "sampling/graphbolt": "models of dgl.graphbolt's mini-batches are not captured yet",
+        "multigpu/graphbolt": "models of dgl.graphbolt's mini-batches are not captured yet",
     }
 )  # fmt: skip
 

@@ -1,6 +1,6 @@
 """Outcomes of DGL's own tests with this package's graphs, by file, on the CPU and on GPUs.
 
-Tests are those of a checkout of DGL v2.1.0, below its ``tests/python``, but for graphbolt's and the
+Tests are those of a checkout of DGL v2.1.0, below its ``tests/python``, but for the
 distributed servers'.  Each file is run by a pytest of its own, with ``DGLTESTDEV`` as DGL's CI has
 it.  Of the tests that pass on the CPU and that DGL runs on GPUs, the result says how many pass
 there, and which tests fail.
@@ -33,7 +33,7 @@ from benchmarks.datasets import NO_FILES
 from benchmarks.machine import describe_machine
 
 #: Folders of tests of what is no part of this package.
-LEFT_OUT = {"distributed", "graphbolt"}
+LEFT_OUT = {"distributed"}
 ROOT = Path(__file__).parents[1]
 PASSED, FAILED, SKIPPED, NOT_REACHED = "passed", "failed", "skipped", "not reached"
 

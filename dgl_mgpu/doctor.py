@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from mmap import mmap
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import Console
@@ -29,8 +30,6 @@ from rich.markup import escape
 from rich.table import Table
 
 from dgl_mgpu.dgl.environment import SUPPORTED, installed_version
-from dgl_mgpu.dgl.registry import UNAVAILABLE
-from dgl_mgpu.dgl.unavailable import why_unavailable
 from dgl_mgpu.errors import DGLMGPUError
 from dgl_mgpu.graph.originals import originals
 from dgl_mgpu.train.launch.process_group import wait_for_killed
@@ -129,15 +128,14 @@ def _dgl() -> Finding:
     return "ok", f"dgl {dgl.__version__}, {state} ({replaced} names replaced)", ""
 
 
-def _part_of_dgl(module: str) -> Finding:
-    """A part of DGL with a C++ library of its own, which dgl_mgpu does not need."""
-    (part,) = (part for part in UNAVAILABLE if part.module == module)
-    folder = Path(importlib.import_module("dgl").__path__[0])
-    reason = why_unavailable(part, folder)
-    if reason is not None:
-        return "absent", reason, part.instead
-    importlib.import_module(module)
-    return "ok", "imports", ""
+def _graphbolt() -> Finding:
+    graphbolt = importlib.import_module("dgl.graphbolt")
+    torch = importlib.import_module("torch")
+    ids = torch.tensor([0, 2])
+    if graphbolt.isin(ids, ids[:1]).tolist() != [True, False]:
+        return "problem", "it does not find numbers among others", "reinstall dgl"
+    ours = isinstance(torch.ops.graphbolt, SimpleNamespace)
+    return "ok", f"on operators of {'dgl_mgpu' if ours else 'its own library'}", ""
 
 
 def _sparse() -> Finding:
@@ -406,7 +404,7 @@ def _answer_what_is_read(connection: Connection) -> None:
 CHECKS: dict[str, Callable[[], Finding]] = {
     "versions": _versions,
     "DGL": _dgl,
-    "dgl.graphbolt": lambda: _part_of_dgl("dgl.graphbolt"),
+    "dgl.graphbolt": _graphbolt,
     "dgl.sparse": _sparse,
     "Numba": _numba,
     "CUDA": _cuda,

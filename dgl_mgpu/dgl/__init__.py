@@ -6,8 +6,8 @@ import hook that mends DGL's modules as they are imported. Nothing on disk, in t
 in the environment is changed.
 
 `registry` lists every change with its reason; `importer` carries them out; `patches` holds their
-code; `unavailable` replaces parts that cannot work; `child` carries the hook into the processes
-that ``python -m dgl_mgpu`` starts.
+code; `graphbolt` stands in for GraphBolt's C++ library; `child` carries the hook into the
+processes that ``python -m dgl_mgpu`` starts.
 """
 
 from __future__ import annotations
@@ -16,12 +16,11 @@ import sys
 
 from dgl_mgpu.dgl.environment import check_environment, installed_version
 from dgl_mgpu.dgl.importer import CompatFinder, replace_names
-from dgl_mgpu.dgl.registry import REPLACEMENTS, SURROUNDINGS, UNAVAILABLE
+from dgl_mgpu.dgl.registry import REPLACEMENTS, SURROUNDINGS
 
 __all__ = [
     "REPLACEMENTS",
     "SURROUNDINGS",
-    "UNAVAILABLE",
     "check_environment",
     "install",
     "installed_version",

@@ -16,12 +16,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from dgl_mgpu.dgl.registry import REPLACEMENTS, SURROUNDINGS, UNAVAILABLE, Replacement, applies
-from dgl_mgpu.dgl.unavailable import UnavailableLoader, dgl_works_by_itself, why_unavailable
+from dgl_mgpu.dgl.libraries import dgl_works_by_itself, graphbolt_works_by_itself
+from dgl_mgpu.dgl.registry import REPLACEMENTS, SURROUNDINGS, Replacement, applies
 from dgl_mgpu.graph.originals import originals
 
 _TARGETS = {entry.module for entry in REPLACEMENTS} | {entry.module for entry in SURROUNDINGS}
-_UNAVAILABLE = {part.module: part for part in UNAVAILABLE}
+_GRAPHBOLT = "dgl.graphbolt"
 
 
 class CompatFinder:
@@ -35,37 +35,24 @@ class CompatFinder:
     ) -> ModuleSpec | None:
         if name.partition(".")[0] not in self.packages:
             return None
-        if name in _UNAVAILABLE:
-            return _unavailable_spec(name)
-        parent, _, child = name.rpartition(".")
-        if parent in _UNAVAILABLE and isinstance(_loader(parent), UnavailableLoader):
-            raise _loader(parent).error(child)
-        if name != "dgl" and name not in _TARGETS:
+        if name not in ("dgl", _GRAPHBOLT) and name not in _TARGETS:
             return None
         finders = (finder for finder in sys.meta_path if finder is not self)
         specs = (finder.find_spec(name, path, target) for finder in finders)
         spec = next((spec for spec in specs if spec is not None), None)
         if spec is None:
             return None
+        if name == _GRAPHBOLT:
+            if graphbolt_works_by_itself(Path(sys.modules["dgl"].__path__[0])):
+                return spec
+            from dgl_mgpu.dgl.graphbolt.loading import lazily_loaded
+
+            return lazily_loaded(spec)
         if name == "dgl" and spec.origin and dgl_works_by_itself(Path(spec.origin).parent):
             self.packages.discard("dgl")
         elif name in _TARGETS:
             _mend_on_execution(name, spec.loader)
         return spec
-
-
-def _loader(module: str) -> Any:
-    spec = sys.modules[module].__spec__
-    return spec.loader if spec is not None else None
-
-
-def _unavailable_spec(name: str) -> ModuleSpec | None:
-    part = _UNAVAILABLE[name]
-    folder = Path(sys.modules["dgl"].__path__[0])
-    reason = why_unavailable(part, folder)
-    if reason is None:
-        return None
-    return ModuleSpec(name, UnavailableLoader(part, folder, reason), is_package=True)  # type: ignore[arg-type]
 
 
 def _mend_on_execution(name: str, loader: Any) -> None:

@@ -1,11 +1,11 @@
 """Everything that is changed in DGL and in ogb, on one screen.
 
-Three kinds of entries, each with its reason and the versions it applies to:
+Two kinds of entries, each with its reason and the versions it applies to:
 
 * `Replacement`: after a module has been executed, one of its names is bound to another object.
 * `Surrounding`: a module is executed inside a context manager.
-* `Unavailable`: a module whose C++ library is missing can be imported, and raises a typed error
-  when something in it is used.
+
+`dgl.graphbolt` is DGL's own, and has its C++ library's functions from `dgl_mgpu.dgl.graphbolt`.
 
 `patches` mirrors the tree of DGL: an override stands in the file that has its target's name. It is
 imported only when its target is: the table itself imports neither torch nor DGL.
@@ -25,6 +25,8 @@ NUMPY_SCALARS = VersionRange("numpy", "1.25", "3")
 NUMPY_2 = VersionRange("numpy", "2.0", "3")
 # Since when JSON's edges can be named; the default changed from "links" to "edges" in 3.6.
 NETWORKX_EDGES = VersionRange("networkx", "3.4", "4")
+# Since when the arrays of a table cannot be written to.
+PANDAS_3 = VersionRange("pandas", "3", "4")
 OGB = VersionRange("ogb", "1.3", "2")
 
 
@@ -50,16 +52,6 @@ class Surrounding:
     by: str
     versions: tuple[VersionRange, ...]
     reason: str
-
-
-@dataclass(frozen=True)
-class Unavailable:
-    """A part of DGL that needs a C++ library built for one exact torch version."""
-
-    module: str
-    library: str  # its path inside DGL's folder, with {torch} for torch's version
-    needs: str  # another module without which it cannot be imported; empty if none
-    instead: str  # what to use in its place
 
 
 # By versions: targets, and why they are replaced. A module is followed by names in it, the
@@ -287,6 +279,10 @@ _TABLE: dict[tuple[VersionRange, ...], dict[str, str]] = {
         "dgl.dataloading.cluster_gcn: np=numpy_for_cluster_gcn":
             "ClusterGCNSampler calls numpy.cumsum on a tensor, which NumPy is about to refuse",
     },
+    (DGL, PANDAS_3): {
+        "dgl.graphbolt.internal.utils: read_edges":
+            "its callers write to the arrays of a table",
+    },
     (DGL, NETWORKX_EDGES): {
         "dgl.data.ppi: json_graph=json_graph_of_links":
             "reads the edges of PPI's graphs from a key that networkx no longer looks for: "
@@ -358,18 +354,6 @@ SURROUNDINGS: tuple[Surrounding, ...] = (
         (OGB,),
         "asks PyPI for its newest version on a thread: offline, the process cannot end before "
         "the connection times out",
-    ),
-)
-
-#: The library that `dgl.sparse` loads: a path in DGL's folder, as `Unavailable.library`.
-SPARSE_LIBRARY = "dgl_sparse/libdgl_sparse_pytorch_{torch}.so"
-
-UNAVAILABLE: tuple[Unavailable, ...] = (
-    Unavailable(
-        "dgl.graphbolt",
-        library="graphbolt/libgraphbolt_pytorch_{torch}.so",
-        needs="torchdata.datapipes",
-        instead="use dgl.dataloading (NeighborSampler, DataLoader) and dgl.graph, which work",
     ),
 )
 

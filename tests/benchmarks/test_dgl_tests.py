@@ -34,7 +34,7 @@ def checkout(tmp_path: Path) -> Path:
     tests = {
         "backend/__init__.py": "NAME = 'pytorch'",
         "python/common/test_some.py": TEST,
-        "python/pytorch/graphbolt/test_others.py": TEST,
+        "python/distributed/test_others.py": TEST,
         "python/pytorch/test_slow.py": "import time\ntime.sleep(100)\n",
     }
     for name, text in tests.items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import pickle
+import sys
 
 import dgl_mgpu  # noqa: F401  # isort: skip  # mends the import of dgl below
 
@@ -227,3 +228,19 @@ def test_csv_data_set(tmp_path):
 def test_a_partition_on_disk_names_its_files(g, tmp_path):
     dgl.distributed.partition_graph(g, "p", 2, str(tmp_path), part_method="metis")
     assert json.loads((tmp_path / "p.json").read_text())["num_parts"] == 2
+
+
+def test_the_adjacency_matrix_is_there_as_other_libraries_have_it():
+    g = dgl.graph(([0, 1, 2], [1, 2, 0]))
+    expected = torch.tensor([[0, 1, 0], [0, 0, 1], [1, 0, 0.0]])
+    assert torch.equal(g.adj_external().to_dense(), expected)
+    assert (g.adj_external(scipy_fmt="csr").toarray() == expected.numpy()).all()
+
+
+def test_cpu_graphs_work_without_the_tensoradapter():
+    # It lends torch's allocator to DGL's C++ library; without it, DGL allocates by itself, and
+    # its DataLoader does not use alternate CUDA streams.
+    assert not sys.modules["dgl._ffi.base"].is_tensor_adaptor_enabled()
+    g = dgl.graph(([0, 1, 2], [1, 2, 0]))
+    x = torch.arange(3.0)[:, None]
+    assert dgl.ops.copy_u_sum(g, x).flatten().tolist() == [2, 0, 1]

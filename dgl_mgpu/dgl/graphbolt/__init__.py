@@ -1,0 +1,1 @@
+"""What `dgl.graphbolt` needs beside its Python files: its C++ library and torchdata's datapipes."""

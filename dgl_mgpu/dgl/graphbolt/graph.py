@@ -1,0 +1,492 @@
+"""GraphBolt's graph and what is sampled from it, in place of the classes of its C++ library."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dgl_mgpu.dgl.graphbolt import shared_memory
+from dgl_mgpu.errors import InvalidInputError, InvalidWeightError
+from dgl_mgpu.graph.relation import Compressed
+from dgl_mgpu.ops import GraphView, SampledNeighbors, SampleKey, sample_neighbors
+from dgl_mgpu.sampling.labor import Variates
+from dgl_mgpu.sampling.seed_edges import new_key
+from dgl_mgpu.sampling.views import compressed_view, scalars_view
+
+#: What a graph consists of, in the order of the constructor's arguments.
+_PARTS = (
+    *("csc_indptr", "indices", "node_type_offset", "type_per_edge"),
+    *("node_type_to_id", "edge_type_to_id", "node_attributes", "edge_attributes"),
+)
+
+
+class _Keys:
+    """Keys of calls that draw: those after a seed are the same after each time it is set."""
+
+    def __init__(self) -> None:
+        self._seed: int | None = None
+        self._num_calls = 0
+        self._lock = threading.Lock()
+
+    def set_seed(self, seed: int) -> None:
+        with self._lock:
+            self._seed, self._num_calls = seed % (1 << 64), 0
+
+    def next(self) -> SampleKey:
+        """The key of a new call; without a seed, one of those of DGL's own sampling."""
+        with self._lock:
+            if self._seed is None:
+                return new_key()
+            self._num_calls += 1
+            return SampleKey(self._seed, batch=self._num_calls)
+
+
+keys = _Keys()
+
+
+@dataclass(eq=False)
+class FusedSampledSubgraph:
+    """Sampled in-edges of nodes, of all types together.
+
+    Attributes
+    ----------
+    indptr : Tensor, shape (n + 1,)
+        Node ``i`` has the edges ``indptr[i]`` to ``indptr[i + 1]``.
+    indices : Tensor, shape (E,)
+        Source of each edge.
+    original_column_node_ids : Tensor, shape (n,)
+    original_row_node_ids : None
+    original_edge_ids : Tensor, shape (E,), or None
+        Places of the edges in the graph.
+    type_per_edge : Tensor, shape (E,), or None
+    """
+
+    indptr: Tensor
+    indices: Tensor
+    original_column_node_ids: Tensor
+    original_row_node_ids: Tensor | None = None
+    original_edge_ids: Tensor | None = None
+    type_per_edge: Tensor | None = None
+
+
+class FusedCSCSamplingGraph:
+    """A graph in CSC format, with nodes and edges of all types together.
+
+    Nodes of a type have consecutive ids, and the in-edges of a node are in the order of their
+    types.  Parameters are those of ``dgl.graphbolt.fused_csc_sampling_graph``.
+    """
+
+    def __init__(self, *parts: Any) -> None:
+        self._parts: dict[str, Any] = dict(zip(_PARTS, parts, strict=True))
+        #: The name in shared memory, if it is there, and what gives it up.
+        self._name: str | None = None
+        self._owner: object = None
+        self._forget()
+
+    def _forget(self) -> None:
+        """Forget what was made of the parts."""
+        #: By device, and whether edges of a node are apart by type.
+        self._views: dict[tuple[torch.device, bool], GraphView] = {}
+        #: Edge attributes as sampling weights, by name, with the tensors that they are.
+        self._weights: dict[str, tuple[Tensor, Tensor]] = {}
+        self._by_type: _ByType | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        # In another process it is the same memory.
+        return self._parts if self._name is None else {"name": self._name}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._name, self._owner = state.get("name"), None
+        self._parts = state if self._name is None else shared_memory.load(self._name)
+        self._forget()
+
+    def copy_to_shared_memory(self, name: str) -> FusedCSCSamplingGraph:
+        """A copy that other processes load by its name, as long as it lives."""
+        parts, owner = shared_memory.share(self._parts, name)
+        copy = FusedCSCSamplingGraph(*parts.values())
+        copy._name, copy._owner = name, owner
+        return copy
+
+    def num_nodes(self) -> int:
+        """Nodes of all types."""
+        return len(self._parts["csc_indptr"]) - 1
+
+    def num_edges(self) -> int:
+        """Edges of all types."""
+        return len(self._parts["indices"])
+
+    # -- sampling -------------------------------------------------------------------------
+
+    def in_subgraph(self, nodes: Tensor) -> FusedSampledSubgraph:
+        """All in-edges of nodes."""
+        sampled = sample_neighbors(self._view(nodes.device), nodes, -1, keys.next())
+        return self._subgraph(nodes, sampled, with_eids=True)
+
+    def sample_neighbors(
+        self,
+        nodes: Tensor,
+        fanouts: Sequence[int],
+        replace: bool,
+        by_layer: bool,
+        return_eids: bool,
+        probs_name: str | None,
+    ) -> FusedSampledSubgraph:
+        """In-edges of nodes; arguments are those of ``dgl.graphbolt``'s methods.
+
+        With ``by_layer`` nodes choose the same neighbors, as far as that is possible, as
+        ``sample_layer_neighbors`` says.
+        """
+        weights = None if probs_name is None else self._weights_of(probs_name)
+        if by_layer:
+            edges = self._all_edges(nodes)
+            return self._picked(nodes, edges, fanouts, replace, return_eids, weights, True)
+        if len(fanouts) == 1:
+            (fanout,) = fanouts
+            if replace and fanout >= 0 and weights is None and nodes.device.type == "cpu":
+                return self._subgraph(nodes, self._drawn(nodes, fanout), return_eids)
+            view = self._view(nodes.device)
+            sampled = _sample(view, nodes, fanout, keys.next(), replace, weights)
+            return self._subgraph(nodes, sampled, return_eids)
+        by_type = self._split_by_type()
+        view, key = self._view(nodes.device, by_type=True), keys.next()
+        samples = []
+        for etype, fanout in enumerate(fanouts):
+            places, rows = by_type.rows_of(nodes, etype)
+            samples.append((places, _sample(view, rows, fanout, key, replace, weights)))
+        return self._subgraph(nodes, _joined(len(nodes), samples), return_eids)
+
+    def temporal_sample_neighbors(
+        self,
+        nodes: Tensor,
+        timestamps: Tensor,
+        fanouts: Sequence[int],
+        replace: bool,
+        by_layer: bool,
+        return_eids: bool,
+        probs_name: str | None,
+        node_timestamp_name: str | None,
+        edge_timestamp_name: str | None,
+    ) -> FusedSampledSubgraph:
+        """As :meth:`sample_neighbors`, of edges and neighbors strictly earlier than the node."""
+        weights = None if probs_name is None else self._weights_of(probs_name)
+        edges = self._all_edges(nodes)
+        until = timestamps[edges.rows]
+        is_earlier = torch.ones_like(edges.rows, dtype=torch.bool)
+        if node_timestamp_name is not None:
+            times = self._parts["node_attributes"][node_timestamp_name]
+            is_earlier &= index_select(times, edges.neighbors) < until
+        if edge_timestamp_name is not None:
+            times = self._parts["edge_attributes"][edge_timestamp_name]
+            is_earlier &= index_select(times, edges.eids) < until
+        edges = edges.where(is_earlier)
+        return self._picked(nodes, edges, fanouts, replace, return_eids, weights, by_layer)
+
+    def _picked(
+        self,
+        nodes: Tensor,
+        edges: _Edges,
+        fanouts: Sequence[int],
+        replace: bool,
+        return_eids: bool,
+        weights: Tensor | None,
+        by_layer: bool,
+    ) -> FusedSampledSubgraph:
+        """Some of the in-edges of nodes, which are there one by one."""
+        own = None if weights is None else index_select(weights, edges.eids)
+        if len(fanouts) > 1:
+            types = index_select(self._parts["type_per_edge"], edges.eids).long()
+            groups = edges.rows * len(fanouts) + types
+        else:
+            groups = edges.rows
+        counts = torch.bincount(groups, minlength=len(nodes) * len(fanouts))
+        key, samples = keys.next(), []
+        if by_layer:
+            places = _by_layer(edges, counts, groups, fanouts, key, replace, own)
+            indptr = torch.searchsorted(edges.rows[places], _upto(len(nodes), places.device))
+            sampled = SampledNeighbors(indptr, edges.neighbors[places], edges.eids[places])
+            return self._subgraph(nodes, sampled, return_eids)
+        # Edges are in the order of these groups: they are the rows of a graph, whose neighbors are
+        # the edges' places.
+        indptr = torch.nn.functional.pad(counts.cumsum(0), (1, 0))
+        places = torch.arange(len(edges.rows), device=groups.device)
+        matrix = Compressed(indptr, places, None)
+        view = compressed_view(matrix, len(counts), len(places), groups.device)
+        numbers = torch.arange(len(nodes), device=groups.device)
+        for etype, fanout in enumerate(fanouts):
+            rows = numbers * len(fanouts) + etype
+            samples.append((numbers, _sample(view, rows, fanout, key, replace, own)))
+        sampled = _joined(len(nodes), samples)
+        picked = sampled.neighbors
+        sampled = SampledNeighbors(sampled.indptr, edges.neighbors[picked], edges.eids[picked])
+        return self._subgraph(nodes, sampled, return_eids)
+
+    def _drawn(self, nodes: Tensor, fanout: int) -> SampledNeighbors:
+        """Uniform draws with replacement, from torch's generator, which GraphBolt asks on CPUs."""
+        indptr, indices = self._parts["csc_indptr"], self._parts["indices"]
+        first = indptr[nodes]
+        degrees = (indptr[nodes + 1] - first).long()
+        counts = torch.where(degrees > 0, fanout, 0)
+        rows = torch.arange(len(nodes)).repeat_interleave(counts)
+        eids = _draws_of_32_bits(len(rows)) % degrees[rows] + first[rows]
+        bounds = torch.nn.functional.pad(counts.cumsum(0), (1, 0))
+        return SampledNeighbors(bounds, indices[eids], eids)
+
+    def _subgraph(
+        self, nodes: Tensor, sampled: SampledNeighbors, with_eids: bool
+    ) -> FusedSampledSubgraph:
+        types, dtype = self._parts["type_per_edge"], self._parts["csc_indptr"].dtype
+        return FusedSampledSubgraph(
+            sampled.indptr.to(dtype),
+            sampled.neighbors,
+            nodes,
+            original_edge_ids=sampled.eids.to(dtype) if with_eids else None,
+            type_per_edge=None if types is None else index_select(types, sampled.eids),
+        )
+
+    # -- what operators read --------------------------------------------------------------
+
+    def _all_edges(self, nodes: Tensor) -> _Edges:
+        sampled = sample_neighbors(self._view(nodes.device), nodes, -1, SampleKey(0))
+        numbers = torch.arange(len(nodes), device=nodes.device)
+        rows = numbers.repeat_interleave(
+            sampled.indptr.diff(), output_size=sampled.neighbors.shape[0]
+        )
+        return _Edges(rows, sampled.neighbors, sampled.eids)
+
+    def _view(self, device: torch.device, *, by_type: bool = False) -> GraphView:
+        view = self._views.get((device, by_type))
+        if view is None:
+            indptr = self._split_by_type().indptr if by_type else self._parts["csc_indptr"]
+            matrix = Compressed(indptr, self._parts["indices"], None)
+            view = compressed_view(matrix, len(indptr) - 1, self.num_nodes(), device)
+            self._views[device, by_type] = view
+        return view
+
+    def _weights_of(self, name: str) -> Tensor:
+        """An edge attribute in a dtype that operators take."""
+        values = self._parts["edge_attributes"][name]
+        kept = self._weights.get(name)
+        if kept is None or kept[0] is not values:
+            wide = values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
+            kept = self._weights[name] = values, wide
+        return kept[1]
+
+    def _split_by_type(self) -> _ByType:
+        if self._by_type is None:
+            self._by_type = _ByType(self._parts)
+        return self._by_type
+
+
+def load_from_shared_memory(name: str) -> FusedCSCSamplingGraph:
+    """A graph that another process has put into shared memory."""
+    graph = FusedCSCSamplingGraph(*shared_memory.load(name).values())
+    graph._name = name
+    return graph
+
+
+def _accessors(name: str) -> tuple[Any, Any]:
+    def get(self: FusedCSCSamplingGraph) -> Any:
+        return self._parts[name]
+
+    def set_(self: FusedCSCSamplingGraph, value: Any) -> None:
+        self._parts[name] = value
+        self._forget()
+
+    return get, set_
+
+
+for _name in _PARTS:
+    _get, _set = _accessors(_name)
+    setattr(FusedCSCSamplingGraph, _name, _get)
+    setattr(FusedCSCSamplingGraph, f"set_{_name}", _set)
+
+
+@dataclass(frozen=True)
+class _Edges:
+    """Edges one by one: the place of the node among those asked for, the neighbor, the edge id."""
+
+    rows: Tensor
+    neighbors: Tensor
+    eids: Tensor
+
+    def where(self, mask: Tensor) -> _Edges:
+        """Those for which a mask says so."""
+        return _Edges(self.rows[mask], self.neighbors[mask], self.eids[mask])
+
+
+class _ByType:
+    """The in-edges of a node apart by edge type: rows of a CSC matrix over the same edges.
+
+    A node has a row for each edge type that ends at nodes of its type.
+    """
+
+    def __init__(self, parts: dict[str, Any]) -> None:
+        indptr, types = parts["csc_indptr"].long(), parts["type_per_edge"]
+        offsets, ntypes, etypes = (
+            parts[name] for name in ("node_type_offset", "node_type_to_id", "edge_type_to_id")
+        )
+        device = indptr.device
+        num_types = 1 + max(etypes.values(), default=0)
+        #: The node type that each edge type ends at, and its number among those that do.
+        self._ends = torch.zeros(num_types, dtype=torch.int64)
+        self._numbers = torch.zeros(num_types, dtype=torch.int64)
+        widths = torch.zeros(len(offsets) - 1, dtype=torch.int64)
+        for etype, number in sorted(etypes.items(), key=lambda item: item[1]):
+            end = ntypes[etype.split(":")[2]]
+            self._ends[number], self._numbers[number] = end, widths[end]
+            widths[end] += 1
+        offsets = offsets.long().cpu()
+        counts = offsets.diff()
+        firsts = torch.nn.functional.pad((counts * widths).cumsum(0), (1, 0))
+        self._offsets, self._widths, self._firsts = (
+            offsets.tolist(), widths.tolist(), firsts.tolist()
+        )  # fmt: skip
+        node = torch.arange(len(indptr) - 1, device=device).repeat_interleave(indptr.diff())
+        ends = torch.searchsorted(offsets.to(device), node, right=True) - 1
+        kinds = types.long()
+        if len(kinds) and bool((self._ends.to(device)[kinds] != ends).any()):
+            raise InvalidInputError(
+                "sample neighbors of each edge type",
+                "an edge of the graph ends at a node of another type than its edge type does",
+                "make type_per_edge, node_type_offset and edge_type_to_id agree",
+            )
+        rows = firsts.to(device)[ends] + self._numbers.to(device)[kinds]
+        rows += (node - offsets.to(device)[ends]) * widths.to(device)[ends]
+        lengths = torch.bincount(rows, minlength=int(firsts[-1]))
+        self.indptr = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
+
+    def rows_of(self, nodes: Tensor, etype: int) -> tuple[Tensor, Tensor]:
+        """The places of nodes that an edge type may end at, and their rows of this type."""
+        if etype >= len(self._ends):
+            return nodes.new_empty(0, dtype=torch.int64), nodes.new_empty(0)
+        end, number = int(self._ends[etype]), int(self._numbers[etype])
+        first, last = self._offsets[end], self._offsets[end + 1]
+        (places,) = ((nodes >= first) & (nodes < last)).nonzero(as_tuple=True)
+        local = nodes[places].long() - first
+        return places, local * self._widths[end] + (self._firsts[end] + number)
+
+
+def _draws_of_32_bits(count: int) -> Tensor:
+    """The numbers that so many calls of ``torch.randint`` would take modulo their bounds.
+
+    torch tells them modulo a bound alone: here modulo 2^16 and 2^16 + 1.
+    """
+    bound = 1 << 16
+    before = torch.get_rng_state()
+    low = torch.randint(0, bound, (count,))
+    torch.set_rng_state(before)
+    other = torch.randint(0, bound + 1, (count,))
+    return low + bound * ((low - other) % (bound + 1))
+
+
+def _sample(
+    view: GraphView,
+    seeds: Tensor,
+    fanout: int,
+    key: SampleKey,
+    replace: bool,
+    weights: Tensor | None,
+) -> SampledNeighbors:
+    """A hop; seeds whose edges all have weight 0 get none, as GraphBolt has it."""
+    if weights is None:
+        return sample_neighbors(view, seeds, fanout, key, replace=replace)
+    rows = scalars_view(weights, seeds.device)
+    try:
+        return sample_neighbors(view, seeds, fanout, key, replace=replace, weights=rows)
+    except InvalidWeightError:
+        found = sample_neighbors(view, seeds, -1, key)
+        own = index_select(weights, found.eids)
+        if not bool(((own >= 0) & (own < float("inf"))).all()):
+            raise
+        numbers = torch.arange(len(seeds), device=seeds.device)
+        row = numbers.repeat_interleave(found.indptr.diff(), output_size=len(own))
+        (places,) = torch.bincount(row[own > 0], minlength=len(seeds)).nonzero(as_tuple=True)
+        sampled = sample_neighbors(view, seeds[places], fanout, key, replace=replace, weights=rows)
+        return _joined(len(seeds), [(places, sampled)])
+
+
+def _joined(count: int, samples: Sequence[tuple[Tensor, SampledNeighbors]]) -> SampledNeighbors:
+    """Samples of some of ``count`` nodes, by their places: one after the other for each node."""
+    if len(samples) == 1 and len(samples[0][0]) == count:
+        return samples[0][1]
+    device = samples[0][0].device
+    lengths = torch.zeros(len(samples), count, dtype=torch.int64, device=device)
+    for number, (places, sampled) in enumerate(samples):
+        lengths[number, places] = sampled.indptr.diff()
+    indptr = torch.nn.functional.pad(lengths.sum(0).cumsum(0), (1, 0))
+    before = lengths.cumsum(0) - lengths + indptr[:-1]
+    total = sum(len(sampled.neighbors) for _, sampled in samples)
+    first = samples[0][1]
+    neighbors, eids = first.neighbors.new_empty(total), first.eids.new_empty(total)
+    for number, (places, sampled) in enumerate(samples):
+        size = len(sampled.neighbors)
+        shift = before[number, places] - sampled.indptr[:-1]
+        to = torch.arange(size, device=device)
+        to += shift.repeat_interleave(sampled.indptr.diff(), output_size=size)
+        neighbors[to], eids[to] = sampled.neighbors, sampled.eids
+    return SampledNeighbors(indptr, neighbors, eids)
+
+
+def _by_layer(
+    edges: _Edges,
+    counts: Tensor,
+    groups: Tensor,
+    fanouts: Sequence[int],
+    key: SampleKey,
+    replace: bool,
+    weights: Tensor | None,
+) -> Tensor:
+    """Places of edges that layer-neighbor sampling picks, ascending.
+
+    A neighbor has one random number for all nodes, and each node takes the neighbors whose numbers
+    are the smallest: Balin and Çatalyürek, Layer-Neighbor Sampling, NeurIPS 2023, section 3.2, in
+    its form with a fixed number of neighbors.  With replacement it does so once for each edge.
+    """
+    most = groups.new_tensor(fanouts)[groups % len(fanouts)]
+    share = torch.ones(len(groups), device=groups.device, dtype=torch.float64)
+    if weights is not None:
+        share = weights.double()
+    first = counts.cumsum(0) - counts
+
+    def ranks(seed: int) -> Tensor:
+        """The rank of each edge in its group."""
+        uniform = Variates([seed], 0.0).draw(edges.neighbors)
+        arrival = torch.where(share > 0, -torch.log1p(-uniform) / share, float("inf"))
+        order = arrival.argsort(stable=True)
+        order = order[groups[order].argsort(stable=True)]
+        ranked = torch.empty_like(order)
+        ranked[order] = torch.arange(len(order), device=order.device) - first[groups[order]]
+        return ranked
+
+    seed = key.fold()
+    if not replace:
+        is_picked = (share > 0) & ((most < 0) | (ranks(seed) < most))
+        return is_picked.nonzero()[:, 0]
+    times = torch.where(most < 0, share > 0, False).long()
+    for number in range(max(fanouts)):
+        times += (ranks(seed + number) == 0) & (share > 0) & (most > number)
+    return torch.arange(len(groups), device=groups.device).repeat_interleave(times)
+
+
+def _upto(count: int, device: torch.device) -> Tensor:
+    return torch.arange(count + 1, device=device)
+
+
+def index_select(tensor: Tensor, index: Tensor) -> Tensor:
+    """Rows of a tensor; of a pinned one on the GPU where the index is."""
+    if tensor.device.type == "cpu" and index.is_cuda:
+        from dgl.utils import gather_pinned_tensor_rows
+
+        if not tensor.is_pinned():
+            raise InvalidInputError(
+                "select rows by an index on a GPU",
+                "the tensor is on the CPU, and not pinned",
+                "pin it, tensor.pin_memory(), or move one of them",
+            )
+        return gather_pinned_tensor_rows(tensor, index)
+    return tensor[index.long()] if index.dtype != torch.int64 else tensor[index]

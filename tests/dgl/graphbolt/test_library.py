@@ -1,0 +1,233 @@
+"""GraphBolt without its C++ library: import, operators, datapipes, shared memory and files."""
+
+from __future__ import annotations
+
+import gc
+import pickle
+import subprocess
+import sys
+import threading
+import time
+
+import dgl
+import dgl.graphbolt as gb
+import pytest
+import torch
+import torchdata.dataloader2.graph as pipe_graphs
+from torchdata.datapipes.iter import IterableWrapper, IterDataPipe, Mapper, Prefetcher
+
+from dgl_mgpu.dgl.graphbolt import shared_memory
+from dgl_mgpu.errors import InvalidInputError
+from dgl_mgpu.machine.shared_memory import SHARED_MEMORY
+from tests.dgl.graphbolt.test_sampling import random_graph
+
+IMPORTS = """
+import sys
+import dgl_mgpu, dgl
+assert "pydantic" not in sys.modules, "it takes as long to import as DGL"
+from dgl.graphbolt import ItemSet, FusedCSCSamplingGraph
+import dgl.graphbolt.impl, dgl.graphbolt.internal
+from dgl.graphbolt import *
+assert not hasattr(dgl.graphbolt, "no_such_name")
+"""
+
+
+def test_it_is_imported_when_it_is_used():
+    done = subprocess.run([sys.executable, "-W", "error", "-c", IMPORTS], capture_output=True)
+    assert done.returncode == 0, done.stderr.decode()
+
+
+# -- operators -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_indptr_is_expanded(dtype):
+    indptr, ids = torch.tensor([0, 2, 2, 5], dtype=dtype), torch.tensor([7, 8, 9])
+    expand = torch.ops.graphbolt.expand_indptr
+    assert expand(indptr, torch.int32, None, None).tolist() == [0, 0, 2, 2, 2]
+    found = expand(indptr, torch.int64, ids, 5)
+    assert found.tolist() == [7, 7, 9, 9, 9] and found.dtype == torch.int64
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("size", [None, 4])
+def test_rows_of_a_matrix_are_selected(dtype, size):
+    indptr = torch.tensor([0, 2, 2, 5, 6], dtype=dtype)
+    rows = torch.tensor([2, 1, 3], dtype=dtype)
+    for values in (torch.rand(6), torch.arange(12).view(6, 2)):
+        begin, found = torch.ops.graphbolt.index_select_csc(indptr, values, rows, size)
+        assert begin.tolist() == [0, 3, 3, 4] and begin.dtype == dtype
+        assert torch.equal(found, values[[2, 3, 4, 5]])
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.int32, torch.int64])
+def test_nodes_are_numbered_destinations_first(dtype):
+    src, dst = (torch.tensor(ids, dtype=dtype) for ids in ([5, 9, 5, 3, 7], [3, 2, 3]))
+    first = torch.tensor([2, 3], dtype=dtype)
+    unique, of_src, of_dst = torch.ops.graphbolt.unique_and_compact(src, dst, first)
+    assert unique.tolist() == [2, 3, 5, 9, 7]
+    assert of_src.tolist() == [2, 3, 2, 1, 4] and of_dst.tolist() == [1, 0, 1]
+    assert {unique.dtype, of_src.dtype, of_dst.dtype} == {dtype}
+
+
+def test_a_destination_that_is_not_among_them_is_an_error():
+    with pytest.raises(InvalidInputError, match="destination 4 is not in unique_dst_ids"):
+        torch.ops.graphbolt.unique_and_compact(*map(torch.tensor, ([1], [2, 4], [2, 3])))
+
+
+# -- shared memory and files -----------------------------------------------------------------------
+
+PARTS = (
+    *("csc_indptr", "indices", "node_type_offset", "type_per_edge"),
+    *("node_type_to_id", "edge_type_to_id", "node_attributes", "edge_attributes"),
+)
+
+
+def assert_same(one, other):
+    for name in PARTS:
+        mine, theirs = getattr(one, name), getattr(other, name)
+        if isinstance(mine, dict):
+            assert mine.keys() == theirs.keys()
+            assert all(
+                torch.equal(torch.as_tensor(mine[k]), torch.as_tensor(theirs[k])) for k in mine
+            )
+        else:
+            assert mine is theirs is None or torch.equal(mine, theirs)
+
+
+LOADS = """
+import sys
+import dgl_mgpu, dgl.graphbolt as gb
+graph = gb.load_from_shared_memory(sys.argv[1])
+graph.edge_attributes["weight"][:] = 3
+"""
+
+
+@pytest.mark.parametrize("with_types", [False, True])
+def test_a_graph_in_shared_memory_is_there_as_long_as_its_maker(with_types):
+    graph = random_graph(with_types=with_types, weight=torch.rand(600).to(torch.bfloat16))
+    shared = graph.copy_to_shared_memory("a_test_of_graphbolt")
+    assert_same(shared, graph)
+    done = subprocess.run([sys.executable, "-c", LOADS, "a_test_of_graphbolt"], capture_output=True)
+    assert done.returncode == 0, done.stderr.decode()
+    assert (shared.edge_attributes["weight"] == 3).all()
+    copy = pickle.loads(pickle.dumps(shared))
+    copy.edge_attributes["weight"][:] = 4
+    assert (shared.edge_attributes["weight"] == 4).all()
+    with pytest.raises(InvalidInputError, match="is there already"):
+        graph.copy_to_shared_memory("a_test_of_graphbolt")
+    del copy
+    assert (SHARED_MEMORY / "a_test_of_graphbolt.graphbolt").exists()
+    del shared
+    gc.collect()
+    assert not (SHARED_MEMORY / "a_test_of_graphbolt.graphbolt").exists()
+    with pytest.raises(InvalidInputError, match="there is no"):
+        gb.load_from_shared_memory("a_test_of_graphbolt")
+
+
+@pytest.mark.parametrize("name", ["", "../out", "a/b"])
+def test_a_name_that_is_none_is_an_error(name):
+    with pytest.raises(InvalidInputError, match="no file name"):
+        random_graph().copy_to_shared_memory(name)
+
+
+def test_too_little_shared_memory_is_told(monkeypatch):
+    monkeypatch.setattr(shared_memory, "free_shared_bytes", lambda: 100)
+    with pytest.raises(InvalidInputError, match="100 are free"):
+        random_graph().copy_to_shared_memory("never")
+    assert not (SHARED_MEMORY / "never.graphbolt").exists()
+
+
+@pytest.mark.parametrize("with_types", [False, True])
+def test_a_file_is_read_without_running_what_is_in_it(tmp_path, with_types):
+    graph = random_graph(with_types=with_types)
+    torch.save(graph, tmp_path / "graph.pt")
+    assert_same(torch.load(tmp_path / "graph.pt", weights_only=True), graph)
+
+
+def test_what_was_made_of_a_part_is_forgotten_with_it():
+    graph, nodes = random_graph(), torch.arange(60)
+    graph.sample_neighbors(nodes, torch.tensor([2]))
+    graph.indices = graph.indices.flip(0)
+    found = graph.in_subgraph(nodes).sampled_csc
+    assert torch.equal(found.indices, graph.indices)
+
+
+def test_partitions_are_graphbolts_if_they_are_asked_to_be(tmp_path):
+    g = dgl.rand_graph(20, 60)
+    for use_graphbolt in (False, True):
+        folder = tmp_path / str(use_graphbolt)
+        dgl.distributed.partition_graph(
+            g, "small", 1, str(folder), part_method="random", use_graphbolt=use_graphbolt
+        )
+        partition = dgl.distributed.load_partition(
+            str(folder / "small.json"), 0, use_graphbolt=use_graphbolt
+        )[0]
+        assert isinstance(partition, gb.FusedCSCSamplingGraph) == use_graphbolt
+        assert (partition.total_num_edges if use_graphbolt else partition.num_edges()) == 60
+
+
+# -- datapipes -------------------------------------------------------------------------------------
+
+
+def test_a_prefetcher_hands_out_what_it_is_given_in_order():
+    pipe = IterableWrapper(range(50)).prefetch(3)
+    assert type(pipe) is Prefetcher
+    assert [*pipe] == [*pipe] == [*range(50)]
+    assert [*IterableWrapper("abc").enumerate(2)] == [(2, "a"), (3, "b"), (4, "c")]
+
+
+def test_a_prefetcher_makes_no_more_than_its_buffer_holds():
+    made = []
+    elements = iter(IterableWrapper(range(50)).map(lambda it: made.append(it) or it).prefetch(3))
+    assert next(elements) == 0
+    deadline = time.monotonic() + 20
+    while len(made) < 4 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    time.sleep(0.3)
+    assert len(made) == 4
+    del elements
+    gc.collect()
+    assert not [it for it in threading.enumerate() if "make" in it.name]
+
+
+def test_an_error_is_raised_where_the_element_is_due():
+    def failing(number):
+        if number == 3:
+            raise KeyError("mine")
+        return number
+
+    elements = iter(IterableWrapper(range(9)).map(failing).prefetch(2))
+    assert [next(elements) for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(KeyError, match="mine"):
+        next(elements)
+
+
+@pytest.mark.parametrize("size", [0, -1])
+def test_a_prefetcher_without_a_buffer_is_an_error(size):
+    with pytest.raises(ValueError, match="positive integer"):
+        IterableWrapper([1]).prefetch(size)
+
+
+class Pair(IterDataPipe):
+    def __init__(self, *sources):
+        self.sources = sources
+
+    def __iter__(self):
+        yield from zip(*self.sources, strict=True)
+
+
+def test_datapipes_are_found_and_replaced():
+    sources = IterableWrapper([1, 2, 3]), IterableWrapper([1, 2, 3])
+    once, twice = sources[0].map(lambda it: it + 1), sources[1].map(lambda it: it * 2)
+    pair = Pair(once, twice)
+    graph = pipe_graphs.traverse_dps(pair)
+    assert pipe_graphs.find_dps(graph, Mapper) == [once, twice]
+    assert pipe_graphs.find_dps(graph, IterableWrapper) == [*sources]
+    same = pipe_graphs.traverse_dps(Pair(once, once))
+    assert pipe_graphs.find_dps(same, Mapper) == [once]
+    graph = pipe_graphs.replace_dp(graph, twice, twice.map(str))
+    assert [*pair] == [(2, "2"), (3, "4"), (4, "6")]
+    assert len(pipe_graphs.find_dps(graph, Mapper)) == 3
+    ((_, (last, _)),) = pipe_graphs.replace_dp(graph, pair, pair.map(len)).items()
+    assert [*last] == [2, 2, 2]

@@ -1,0 +1,235 @@
+"""Samples of GraphBolt's graphs, against what is read off their tensors."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import dgl.graphbolt as gb
+import pytest
+import torch
+
+from dgl_mgpu.errors import IdOutOfRangeError, InvalidInputError, InvalidWeightError
+
+NODES, EDGES = 60, 600
+ETYPES = {"a:to:a": 0, "b:to:a": 1, "a:to:b": 2}
+
+
+def random_graph(dtype=torch.int64, with_types=False, **attributes):
+    """A graph whose nodes 0 and 59 have no in-edges; edge ``e`` has the original id 1000 + e."""
+    generator = torch.Generator().manual_seed(0)
+    targets = torch.randint(1, NODES - 1, (EDGES,), generator=generator).sort().values
+    indptr = torch.searchsorted(targets, torch.arange(NODES + 1))
+    indices = torch.randint(NODES, (EDGES,), generator=generator)
+    options = {}
+    if with_types:
+        # Nodes 0 to 39 are of type a, others of b.
+        types = torch.where(targets < 40, (indices >= 40).long(), 2)
+        indices = torch.where(targets < 40, indices, indices % 40)
+        order = (targets * 3 + types).argsort(stable=True)
+        indices, types = indices[order], types[order]
+        options = {
+            "node_type_offset": torch.tensor([0, 40, NODES]),
+            "type_per_edge": types,
+            "node_type_to_id": {"a": 0, "b": 1},
+            "edge_type_to_id": ETYPES,
+        }
+    return gb.fused_csc_sampling_graph(
+        indptr.to(dtype),
+        indices.to(dtype),
+        **options,
+        edge_attributes={gb.ORIGINAL_EDGE_ID: torch.arange(EDGES) + 1000, **attributes},
+    )
+
+
+def picks_of(graph, sampled, nodes):
+    """The edges that were sampled for each node, which lead from where the sample says."""
+    csc, eids = sampled.sampled_csc, sampled.original_edge_ids - 1000
+    assert torch.equal(csc.indices.long(), graph.indices[eids].long())
+    assert csc.indptr.dtype == graph.csc_indptr.dtype
+    parts = eids.tensor_split(csc.indptr[1:-1].long())
+    assert len(parts) == len(nodes)
+    picks = [part.tolist() for part in parts]
+    for node, part in zip(nodes.tolist(), picks, strict=True):
+        first, last = graph.csc_indptr[node : node + 2].tolist()
+        assert all(first <= edge < last for edge in part)
+    return picks
+
+
+def degrees_of(graph, nodes):
+    return graph.csc_indptr.diff()[nodes.long()].tolist()
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("fanout", [0, 1, 5, 64, -1])
+@pytest.mark.parametrize("by_layer", [False, True])
+def test_without_replacement_edges_are_distinct_and_as_many_as_asked_for(dtype, fanout, by_layer):
+    graph, nodes = random_graph(dtype), torch.arange(NODES, dtype=dtype)
+    sample = graph.sample_layer_neighbors if by_layer else graph.sample_neighbors
+    picks = picks_of(graph, sample(nodes, torch.tensor([fanout])), nodes)
+    for part, degree in zip(picks, degrees_of(graph, nodes), strict=True):
+        assert len(set(part)) == len(part) == (degree if fanout < 0 else min(fanout, degree))
+
+
+def test_all_in_edges_are_those_of_the_graph():
+    graph, nodes = random_graph(), torch.tensor([5, 0, 17])
+    picks = picks_of(graph, graph.in_subgraph(nodes), nodes)
+    bounds = graph.csc_indptr.tolist()
+    assert picks == [[*range(bounds[node], bounds[node + 1])] for node in nodes.tolist()]
+
+
+def test_draws_with_replacement_are_those_of_torch_node_by_node():
+    graph, nodes = random_graph(), torch.randperm(NODES)
+    torch.manual_seed(5)
+    sampled = graph.sample_neighbors(nodes, torch.tensor([7]), replace=True)
+    torch.manual_seed(5)
+    expected = [
+        torch.randint(first, last, (7,)).tolist() if first < last else []
+        for first, last in (graph.csc_indptr[node : node + 2].tolist() for node in nodes.tolist())
+    ]
+    assert picks_of(graph, sampled, nodes) == expected
+
+
+@pytest.mark.parametrize("replace", [False, True])
+def test_weighted_edges_are_drawn_in_proportion(replace):
+    weights = torch.rand(EDGES, generator=torch.Generator().manual_seed(1)) + 0.1
+    weights[::7] = 0
+    graph, node = random_graph(weight=weights), torch.tensor([20])
+    gb.seed(3)
+    counts: Counter[int] = Counter()
+    for _ in range(3000):
+        sampled = graph.sample_neighbors(node, torch.tensor([1]), replace, "weight")
+        counts.update(picks_of(graph, sampled, node)[0])
+    first, last = graph.csc_indptr[20:22].tolist()
+    shares = weights[first:last] / weights[first:last].sum()
+    found = torch.tensor([counts[edge] for edge in range(first, last)]) / 3000
+    # Four standard deviations of a share.
+    assert ((found - shares).abs() <= 4 * (shares / 3000).sqrt()).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.bool])
+@pytest.mark.parametrize("by_layer", [False, True])
+@pytest.mark.parametrize("replace", [False, True])
+def test_edges_without_weight_are_never_picked(dtype, by_layer, replace):
+    weights = (torch.arange(EDGES) % 3 == 0).to(dtype)
+    graph, nodes = random_graph(weight=weights), torch.arange(NODES)
+    bounds = graph.csc_indptr.tolist()
+    weights[bounds[9] : bounds[10]] = 0
+    sample = graph.sample_layer_neighbors if by_layer else graph.sample_neighbors
+    picks = picks_of(graph, sample(nodes, torch.tensor([4]), replace, "weight"), nodes)
+    assert picks[9] == []
+    for node, part in enumerate(picks):
+        positive = int((weights[bounds[node] : bounds[node + 1]] > 0).sum())
+        assert (weights[part] > 0).all()
+        assert len(part) == ((4 if positive else 0) if replace else min(4, positive))
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -1.0])
+def test_a_wrong_weight_is_an_error(wrong):
+    weights = torch.ones(EDGES)
+    weights[50] = wrong
+    with pytest.raises(InvalidWeightError):
+        random_graph(weight=weights).sample_neighbors(
+            torch.arange(NODES), torch.tensor([2]), probs_name="weight"
+        )
+
+
+@pytest.mark.parametrize("replace", [False, True])
+@pytest.mark.parametrize("how", ["neighbors", "layer_neighbors", "by time"])
+def test_each_edge_type_has_its_own_fanout(replace, how):
+    times = torch.zeros(EDGES)
+    graph = random_graph(with_types=True, time=times)
+    nodes = {"a": torch.tensor([3, 0, 11]), "b": torch.tensor([0, 19, 5])}
+    fanouts = torch.tensor([2, -1, 3])
+    if how == "by time":
+        until = {ntype: torch.ones(3) for ntype in nodes}
+        options = {"edge_timestamp_attr_name": "time"}
+        sampled = graph.temporal_sample_neighbors(nodes, until, fanouts, replace, **options)
+    else:
+        sampled = getattr(graph, f"sample_{how}")(nodes, fanouts, replace)
+    for etype, number in ETYPES.items():
+        source, _, target = etype.split(":")
+        offsets = {"a": 0, "b": 40}
+        csc, eids = sampled.sampled_csc[etype], sampled.original_edge_ids[etype] - 1000
+        assert (graph.type_per_edge[eids] == number).all()
+        assert torch.equal(csc.indices + offsets[source], graph.indices[eids])
+        for node, part in zip(nodes[target], eids.tensor_split(csc.indptr[1:-1]), strict=True):
+            first, last = graph.csc_indptr[node + offsets[target] :][:2].tolist()
+            mine = first + (graph.type_per_edge[first:last] == number).nonzero()[:, 0]
+            fanout = int(fanouts[number])
+            expected = len(mine) if fanout < 0 else min(fanout, len(mine))
+            if replace and fanout >= 0 and len(mine):
+                expected = fanout
+            assert len(part) == expected
+            assert set(part.tolist()) <= set(mine.tolist())
+            if not replace:
+                assert len(set(part.tolist())) == len(part)
+
+
+def test_an_edge_of_another_type_than_its_nodes_is_an_error():
+    graph = random_graph(with_types=True)
+    graph.type_per_edge = torch.zeros_like(graph.type_per_edge)
+    with pytest.raises(InvalidInputError, match="another type than its edge type"):
+        graph.sample_neighbors({"b": torch.tensor([3])}, torch.tensor([1, 1, 1]))
+
+
+def test_nodes_that_share_neighbors_choose_the_same_ones():
+    indices = torch.arange(40).repeat(10)
+    graph = gb.fused_csc_sampling_graph(torch.arange(11) * 40, indices)
+    nodes = torch.arange(10)
+    for replace in (False, True):
+        sampled = graph.sample_layer_neighbors(nodes, torch.tensor([6]), replace).sampled_csc
+        assert torch.equal(sampled.indices, sampled.indices[:6].repeat(10))
+    assert len(graph.sample_neighbors(nodes, torch.tensor([6])).sampled_csc.indices.unique()) > 6
+
+
+@pytest.mark.parametrize("of_nodes", [False, True])
+@pytest.mark.parametrize("of_edges", [False, True])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float32])
+def test_only_what_is_strictly_earlier_is_sampled(of_nodes, of_edges, dtype):
+    generator = torch.Generator().manual_seed(4)
+    edge_times = torch.randint(5, (EDGES,), generator=generator).to(dtype)
+    node_times = torch.randint(5, (NODES,), generator=generator).to(dtype)
+    graph = random_graph(time=edge_times)
+    graph.node_attributes = {"time": node_times}
+    nodes, until = torch.arange(NODES), torch.randint(6, (NODES,), generator=generator).to(dtype)
+    options = {}
+    if of_nodes:
+        options["node_timestamp_attr_name"] = "time"
+    if of_edges:
+        options["edge_timestamp_attr_name"] = "time"
+    sampled = graph.temporal_sample_neighbors(nodes, until, torch.tensor([-1]), **options)
+    picks = picks_of(graph, sampled, nodes)
+    for node, part in enumerate(picks):
+        first, last = graph.csc_indptr[node : node + 2].tolist()
+        expected = [
+            edge
+            for edge in range(first, last)
+            if (not of_edges or edge_times[edge] < until[node])
+            and (not of_nodes or node_times[graph.indices[edge]] < until[node])
+        ]
+        assert part == expected
+    few = graph.temporal_sample_neighbors(nodes, until, torch.tensor([2]), **options)
+    for part, whole in zip(picks_of(graph, few, nodes), picks, strict=True):
+        assert len(set(part)) == len(part) == min(2, len(whole)) and set(part) <= set(whole)
+
+
+def test_the_same_seed_gives_the_same_samples():
+    graph, nodes, fanouts = random_graph(), torch.arange(NODES), torch.tensor([3])
+
+    def samples():
+        gb.seed(11)
+        return [
+            sample(nodes, fanouts).original_edge_ids
+            for sample in (graph.sample_neighbors, graph.sample_layer_neighbors)
+            for _ in range(2)
+        ]
+
+    first, second = samples(), samples()
+    assert all(map(torch.equal, first, second))
+    assert not torch.equal(first[0], first[1])
+
+
+@pytest.mark.parametrize("node", [-1, NODES])
+def test_a_node_that_is_not_there_is_an_error(node):
+    with pytest.raises(IdOutOfRangeError, match=str(node)):
+        random_graph().sample_neighbors(torch.tensor([3, node]), torch.tensor([2]))
