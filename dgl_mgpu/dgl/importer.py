@@ -16,6 +16,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from dgl_mgpu.dgl.graphbolt.loading import GraphBoltLoader
+from dgl_mgpu.dgl.graphbolt.loading import load as load_graphbolt
 from dgl_mgpu.dgl.libraries import dgl_works_by_itself, graphbolt_works_by_itself
 from dgl_mgpu.dgl.registry import REPLACEMENTS, SURROUNDINGS, Replacement, applies
 from dgl_mgpu.graph.originals import originals
@@ -35,6 +37,8 @@ class CompatFinder:
     ) -> ModuleSpec | None:
         if name.partition(".")[0] not in self.packages:
             return None
+        if name.startswith(f"{_GRAPHBOLT}."):
+            load_graphbolt(sys.modules[_GRAPHBOLT])
         if name not in ("dgl", _GRAPHBOLT) and name not in _TARGETS:
             return None
         finders = (finder for finder in sys.meta_path if finder is not self)
@@ -43,11 +47,10 @@ class CompatFinder:
         if spec is None:
             return None
         if name == _GRAPHBOLT:
-            if graphbolt_works_by_itself(Path(sys.modules["dgl"].__path__[0])):
-                return spec
-            from dgl_mgpu.dgl.graphbolt.loading import lazily_loaded
-
-            return lazily_loaded(spec)
+            if not graphbolt_works_by_itself(Path(sys.modules["dgl"].__path__[0])):
+                assert spec.loader is not None
+                spec.loader = GraphBoltLoader(spec.loader)  # type: ignore[arg-type]
+            return spec
         if name == "dgl" and spec.origin and dgl_works_by_itself(Path(spec.origin).parent):
             self.packages.discard("dgl")
         elif name in _TARGETS:

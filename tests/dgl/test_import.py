@@ -129,7 +129,7 @@ def test_a_dgl_that_lacks_graphbolts_library_keeps_its_own_dgl_sparse(run_python
 import torch, dgl_mgpu, dgl.sparse, dgl.graphbolt
 assert dgl.sparse.ItemSet == "its own"
 assert torch.ops.dgl_sparse is not dgl_mgpu.graph.sparse
-assert type(dgl.graphbolt).__name__ == "_LazyModule"
+assert type(dgl.graphbolt).__name__ == "_WaitingModule"
 """
     done = run_python(code, tmp_path)
     assert done.returncode == 0, done.stderr
@@ -153,7 +153,7 @@ def test_graphbolt_without_torchdatas_datapipes_gets_some(run_python, tmp_path):
     (tmp_path / "torchdata" / "datapipes").rmdir()
     code = f"""{PRETEND_TORCH_2_4}
 import dgl_mgpu, dgl.graphbolt
-assert type(dgl.graphbolt).__name__ == "_LazyModule"
+assert type(dgl.graphbolt).__name__ == "_WaitingModule"
 """
     done = run_python(code, tmp_path)
     assert done.returncode == 0, done.stderr

@@ -2,59 +2,99 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
-import importlib.util
+import functools
 import os.path
+import threading
 from collections.abc import Iterator
 from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 from types import ModuleType
-from unittest.mock import patch
-
-import torch
+from typing import Any
 
 _LIBRARY = "graphbolt_pytorch_"
+_lock = threading.RLock()
 
 
 class GraphBoltLoader(Loader):
-    """Loads DGL's Python files of GraphBolt over this package's operators."""
+    """Loads DGL's Python files of GraphBolt over this package's operators, at their first use.
+
+    DGL imports GraphBolt unused; its pydantic takes as long to import as half of DGL.
+    `importlib.util.LazyLoader` would load it for whoever goes over all modules, as `inspect` does.
+    """
 
     def __init__(self, loader: Loader) -> None:
-        self._loader = loader
+        self.loader = loader
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         """As the ordinary loader."""
-        return self._loader.create_module(spec)
+        return self.loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Execute the module, which finds its operators and datapipes."""
-        from dgl_mgpu.dgl.graphbolt import datapipes, serialization
-        from dgl_mgpu.dgl.graphbolt.operators import OPERATORS
-
-        datapipes.install()
-        torch.ops.graphbolt = OPERATORS  # type: ignore[attr-defined]
-        with _library_there():
-            self._loader.exec_module(module)
-        serialization.allow(module)
+        """Let the module wait until it is used."""
+        module.__class__ = _WaitingModule
 
 
-def lazily_loaded(spec: ModuleSpec) -> ModuleSpec:
-    """A spec of GraphBolt that executes it at the first use: DGL imports it unused.
+class _WaitingModule(ModuleType):
+    """A module that is executed when one of its names is asked for."""
 
-    It needs pydantic and torch's datapipes, which take as long to import as all of DGL.
-    """
-    assert spec.loader is not None
-    spec.loader = importlib.util.LazyLoader(GraphBoltLoader(spec.loader))
-    return spec
+    def __getattr__(self, name: str) -> Any:
+        # Whoever looks through all modules, as pickle does, asks for names that it has not.
+        is_asked = name == "__all__" or name in _names(Path(self.__path__[0]))
+        if not is_asked:
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        load(self)
+        return getattr(self, name)
 
 
-@contextlib.contextmanager
-def _library_there() -> Iterator[None]:
-    """Within, GraphBolt finds a C++ library of torch's version and loads it."""
+def load(module: ModuleType) -> None:
+    """Execute GraphBolt, if it is still waiting for that."""
+    with _lock:
+        if type(module) is not _WaitingModule or module.__spec__ is None:
+            return
+        module.__class__ = ModuleType  # type: ignore[assignment]
+        try:
+            _execute(module, module.__spec__.loader)
+        except BaseException:
+            module.__class__ = _WaitingModule
+            raise
+
+
+def _execute(module: ModuleType, loader: Any) -> None:
+    from unittest.mock import patch
+
+    import torch
+
+    from dgl_mgpu.dgl.graphbolt import datapipes, serialization
+    from dgl_mgpu.dgl.graphbolt.operators import OPERATORS
+
+    datapipes.install()
+    torch.ops.graphbolt = OPERATORS  # type: ignore[attr-defined]
     exists = os.path.exists
 
-    def is_there(path: str) -> bool:
-        return _LIBRARY in os.path.basename(path) or exists(path)
+    def is_there(path: Any) -> bool:
+        return _LIBRARY in os.path.basename(os.fspath(path)) or exists(path)
 
-    with patch.object(os.path, "exists", is_there), patch.object(torch.classes, "load_library"):
-        yield
+    with contextlib.ExitStack() as stack:
+        # It looks for its library, and loads it.
+        stack.enter_context(patch.object(os.path, "exists", is_there))
+        stack.enter_context(patch.object(torch.classes, "load_library"))
+        loader.loader.exec_module(module)
+    serialization.allow(module)
+
+
+@functools.cache
+def _names(package: Path) -> frozenset[str]:
+    """Names that a package defines at the top level of its files, read without importing it."""
+    return frozenset(name for path in package.rglob("*.py") for name in _names_in(path))
+
+
+def _names_in(path: Path) -> Iterator[str]:
+    yield path.parent.name if path.stem == "__init__" else path.stem
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            yield node.name
+        elif isinstance(node, ast.Assign):
+            yield from (it.id for it in node.targets if isinstance(it, ast.Name))

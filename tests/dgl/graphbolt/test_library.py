@@ -13,7 +13,8 @@ import dgl
 import dgl.graphbolt as gb
 import pytest
 import torch
-import torchdata.dataloader2.graph as pipe_graphs
+from dgl.graphbolt import ItemSet
+from torchdata.dataloader2 import graph as pipe_graphs
 from torchdata.datapipes.iter import IterableWrapper, IterDataPipe, Mapper, Prefetcher
 
 from dgl_mgpu.dgl.graphbolt import shared_memory
@@ -24,7 +25,10 @@ from tests.dgl.graphbolt.test_sampling import random_graph
 IMPORTS = """
 import sys
 import dgl_mgpu, dgl
-assert "pydantic" not in sys.modules, "it takes as long to import as DGL"
+import inspect
+inspect.getmodule(inspect.currentframe(), "nowhere.py")  # goes over all modules
+[getattr(module, "no_such_name", 0) for module in [*sys.modules.values()]]
+assert "pydantic" not in sys.modules, "it takes as long to import as half of DGL"
 from dgl.graphbolt import ItemSet, FusedCSCSamplingGraph
 import dgl.graphbolt.impl, dgl.graphbolt.internal
 from dgl.graphbolt import *
@@ -32,7 +36,31 @@ assert not hasattr(dgl.graphbolt, "no_such_name")
 """
 
 
+USED_BY_THREADS = """
+import threading
+import dgl_mgpu, dgl
+found = []
+threads = [threading.Thread(target=lambda: found.append(dgl.graphbolt.ItemSet)) for _ in range(8)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+assert len(found) == 8 and len({*found}) == 1, found
+"""
+
+
+@pytest.mark.parametrize("name", ["impl", "internal.utils", "item_sampler"])
+def test_a_module_of_it_may_be_the_first_that_is_imported(name):
+    code = f"import dgl_mgpu, sys, dgl.graphbolt.{name}; assert dgl.graphbolt.{name}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True)
+    assert done.returncode == 0, done.stderr.decode()
+
+
+def test_threads_may_use_it_first_together():
+    done = subprocess.run([sys.executable, "-c", USED_BY_THREADS], capture_output=True)
+    assert done.returncode == 0, done.stderr.decode()
+
+
 def test_it_is_imported_when_it_is_used():
+    assert len(ItemSet(torch.arange(3))) == 3  # which brought torchdata's names above
     done = subprocess.run([sys.executable, "-W", "error", "-c", IMPORTS], capture_output=True)
     assert done.returncode == 0, done.stderr.decode()
 
