@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from dgl_mgpu.dgl.graphbolt.loading import GraphBoltLoader
+from dgl_mgpu.dgl.graphbolt.loading import GraphBoltLoader, already_loaded
 from dgl_mgpu.dgl.graphbolt.loading import load as load_graphbolt
 from dgl_mgpu.dgl.libraries import dgl_works_by_itself, graphbolt_works_by_itself
 from dgl_mgpu.dgl.registry import REPLACEMENTS, SURROUNDINGS, Replacement, applies
@@ -39,6 +39,8 @@ class CompatFinder:
             return None
         if name.startswith(f"{_GRAPHBOLT}."):
             load_graphbolt(sys.modules[_GRAPHBOLT])
+            if name in sys.modules:
+                return already_loaded(sys.modules[name])
         if name not in ("dgl", _GRAPHBOLT) and name not in _TARGETS:
             return None
         finders = (finder for finder in sys.meta_path if finder is not self)

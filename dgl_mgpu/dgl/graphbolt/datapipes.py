@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import operator
 import sys
 import threading
 from collections import deque
@@ -113,17 +114,25 @@ def replace_dp(graph: DataPipeGraph, old_datapipe: Any, new_datapipe: Any) -> Da
         return traverse_dps(new_datapipe)
     seen: set[int] = {id(new_datapipe)}
 
+    def replaced(value: Any) -> Any:
+        if value is old_datapipe:
+            return new_datapipe
+        if type(value) in (list, tuple):
+            parts = [*map(replaced, value)]
+            is_same = all(map(operator.is_, parts, value))
+            return value if is_same else type(value)(parts)
+        if type(value) is dict:
+            for key, part in value.items():
+                value[key] = replaced(part)
+        return value
+
     def look(part: DataPipeGraph) -> None:
         for number, (pipe, inner) in part.items():
             if number in seen:
                 continue
             seen.add(number)
             for name, value in vars(pipe).items():
-                if value is old_datapipe:
-                    setattr(pipe, name, new_datapipe)
-                elif isinstance(value, list | tuple) and any(it is old_datapipe for it in value):
-                    parts = [new_datapipe if it is old_datapipe else it for it in value]
-                    setattr(pipe, name, type(value)(parts))
+                setattr(pipe, name, replaced(value))
             look(inner)
 
     look(graph)

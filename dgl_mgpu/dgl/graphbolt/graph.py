@@ -5,18 +5,20 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from multiprocessing.context import get_spawning_popen
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from dgl_mgpu.dgl.graphbolt import shared_memory
-from dgl_mgpu.errors import InvalidInputError, InvalidWeightError
+from dgl_mgpu.errors import IdOutOfRangeError, InvalidInputError, InvalidWeightError
 from dgl_mgpu.graph.relation import Compressed
 from dgl_mgpu.ops import GraphView, SampledNeighbors, SampleKey, sample_neighbors
 from dgl_mgpu.sampling.labor import Variates
 from dgl_mgpu.sampling.seed_edges import new_key
 from dgl_mgpu.sampling.views import compressed_view, scalars_view
+from dgl_mgpu.utils.fork_safe import freed_at_fork
 
 #: What a graph consists of, in the order of the constructor's arguments.
 _PARTS = (
@@ -31,19 +33,25 @@ class _Keys:
     def __init__(self) -> None:
         self._seed: int | None = None
         self._num_calls = 0
-        self._lock = threading.Lock()
+        self._lock = freed_at_fork(threading.Lock())
 
     def set_seed(self, seed: int) -> None:
         with self._lock:
             self._seed, self._num_calls = seed % (1 << 64), 0
 
     def next(self) -> SampleKey:
-        """The key of a new call; without a seed, one of those of DGL's own sampling."""
+        """The key of a new call; without a seed, one of those of DGL's own sampling.
+
+        Workers of a DataLoader, which begin with what their parent had, draw other numbers each,
+        and others in each epoch.
+        """
+        worker = torch.utils.data.get_worker_info()
         with self._lock:
-            if self._seed is None:
+            if self._seed is None and worker is None:
                 return new_key()
             self._num_calls += 1
-            return SampleKey(self._seed, batch=self._num_calls)
+            own = 0 if worker is None else worker.seed
+            return SampleKey((self._seed or 0) ^ own, batch=self._num_calls)
 
 
 keys = _Keys()
@@ -83,6 +91,7 @@ class FusedCSCSamplingGraph:
 
     def __init__(self, *parts: Any) -> None:
         self._parts: dict[str, Any] = dict(zip(_PARTS, parts, strict=True))
+        _check(self._parts)
         #: The name in shared memory, if it is there, and what gives it up.
         self._name: str | None = None
         self._owner: object = None
@@ -92,13 +101,18 @@ class FusedCSCSamplingGraph:
         """Forget what was made of the parts."""
         #: By device, and whether edges of a node are apart by type.
         self._views: dict[tuple[torch.device, bool], GraphView] = {}
-        #: Edge attributes as sampling weights, by name, with the tensors that they are.
-        self._weights: dict[str, tuple[Tensor, Tensor]] = {}
         self._by_type: _ByType | None = None
+        self._versions = self._versions_now()
+
+    def _versions_now(self) -> list[int]:
+        """How often the structure was changed in place."""
+        tensors = (self._parts[name] for name in _PARTS[:4])
+        return [it._version for it in tensors if it is not None and not it.is_inference()]
 
     def __getstate__(self) -> dict[str, Any]:
-        # In another process it is the same memory.
-        return self._parts if self._name is None else {"name": self._name}
+        # In a process that is started, it is the same memory.
+        is_shared = self._name is not None and get_spawning_popen() is not None
+        return {"name": self._name} if is_shared else self._parts
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._name, self._owner = state.get("name"), None
@@ -129,7 +143,7 @@ class FusedCSCSamplingGraph:
 
     def sample_neighbors(
         self,
-        nodes: Tensor,
+        nodes: Tensor | None,
         fanouts: Sequence[int],
         replace: bool,
         by_layer: bool,
@@ -139,8 +153,16 @@ class FusedCSCSamplingGraph:
         """In-edges of nodes; arguments are those of ``dgl.graphbolt``'s methods.
 
         With ``by_layer`` nodes choose the same neighbors, as far as that is possible, as
-        ``sample_layer_neighbors`` says.
+        ``sample_layer_neighbors`` says.  Without ``nodes``, on a GPU, all are sampled.
         """
+        indptr, indices = self._parts["csc_indptr"], self._parts["indices"]
+        if nodes is None:
+            if indptr.device.type == "cpu":
+                raise InvalidInputError(
+                    "sample neighbors", "nodes is None", "pass nodes; on a GPU None means all"
+                )
+            nodes = torch.arange(self.num_nodes(), dtype=indices.dtype, device=indptr.device)
+        self._check_types(fanouts)
         weights = None if probs_name is None else self._weights_of(probs_name)
         if by_layer:
             edges = self._all_edges(nodes)
@@ -148,10 +170,12 @@ class FusedCSCSamplingGraph:
         if len(fanouts) == 1:
             (fanout,) = fanouts
             if replace and fanout >= 0 and weights is None and nodes.device.type == "cpu":
-                return self._subgraph(nodes, self._drawn(nodes, fanout), return_eids)
-            view = self._view(nodes.device)
-            sampled = _sample(view, nodes, fanout, keys.next(), replace, weights)
-            return self._subgraph(nodes, sampled, return_eids)
+                sampled = self._drawn(nodes, fanout)
+            else:
+                view = self._view(nodes.device)
+                sampled = _sample(view, nodes, fanout, keys.next(), replace, weights)
+            return self._subgraph(nodes, self._sorted(sampled), return_eids)
+        self._check_nodes(nodes)
         by_type = self._split_by_type()
         view, key = self._view(nodes.device, by_type=True), keys.next()
         samples = []
@@ -173,15 +197,22 @@ class FusedCSCSamplingGraph:
         edge_timestamp_name: str | None,
     ) -> FusedSampledSubgraph:
         """As :meth:`sample_neighbors`, of edges and neighbors strictly earlier than the node."""
+        if timestamps.shape != nodes.shape:
+            raise InvalidInputError(
+                "sample neighbors by time",
+                f"there are {len(nodes)} nodes, and timestamps of shape {tuple(timestamps.shape)}",
+                "pass one timestamp for each node",
+            )
+        self._check_types(fanouts)
         weights = None if probs_name is None else self._weights_of(probs_name)
         edges = self._all_edges(nodes)
         until = timestamps[edges.rows]
         is_earlier = torch.ones_like(edges.rows, dtype=torch.bool)
         if node_timestamp_name is not None:
-            times = self._parts["node_attributes"][node_timestamp_name]
+            times = self._attribute("node_attributes", node_timestamp_name)
             is_earlier &= index_select(times, edges.neighbors) < until
         if edge_timestamp_name is not None:
-            times = self._parts["edge_attributes"][edge_timestamp_name]
+            times = self._attribute("edge_attributes", edge_timestamp_name)
             is_earlier &= index_select(times, edges.eids) < until
         edges = edges.where(is_earlier)
         return self._picked(nodes, edges, fanouts, replace, return_eids, weights, by_layer)
@@ -223,10 +254,51 @@ class FusedCSCSamplingGraph:
         sampled = _joined(len(nodes), samples)
         picked = sampled.neighbors
         sampled = SampledNeighbors(sampled.indptr, edges.neighbors[picked], edges.eids[picked])
+        if len(fanouts) == 1:
+            sampled = self._sorted(sampled)
         return self._subgraph(nodes, sampled, return_eids)
+
+    def _sorted(self, sampled: SampledNeighbors) -> SampledNeighbors:
+        """A sample in which the edges of a node are in the order of types, if there are types."""
+        if self._parts["type_per_edge"] is None:
+            return sampled
+        indptr, eids = sampled.indptr, sampled.eids
+        numbers = torch.arange(len(indptr) - 1, device=indptr.device)
+        rows = numbers.repeat_interleave(indptr.diff(), output_size=len(eids))
+        order = (rows * self.num_edges() + eids).argsort()
+        return SampledNeighbors(indptr, sampled.neighbors[order], eids[order])
+
+    def _check_nodes(self, nodes: Tensor) -> None:
+        if len(nodes):
+            low, high = (int(bound) for bound in nodes.aminmax())
+            if low < 0 or high >= self.num_nodes():
+                raise IdOutOfRangeError(
+                    "sample neighbors",
+                    f"there is no node {low if low < 0 else high}",
+                    f"pass ids in [0, {self.num_nodes()})",
+                )
+
+    def _check_types(self, fanouts: Sequence[int]) -> None:
+        """Raise InvalidInputError unless each edge type has a fanout."""
+        if len(fanouts) > 1 and self._split_by_type().num_types > len(fanouts):
+            raise InvalidInputError(
+                "sample neighbors of each edge type",
+                f"there are {len(fanouts)} fanouts, but ids of edge types up to"
+                f" {self._split_by_type().num_types - 1}",
+                "pass a fanout for each edge type; ids are numbers from 0 on",
+            )
+
+    def _attribute(self, kind: str, name: str) -> Tensor:
+        attributes = self._parts[kind] or {}
+        if name not in attributes:
+            raise InvalidInputError(
+                f"read '{name}' of a graph's {kind}", f"there are {sorted(attributes)}", "name one"
+            )
+        return attributes[name]
 
     def _drawn(self, nodes: Tensor, fanout: int) -> SampledNeighbors:
         """Uniform draws with replacement, from torch's generator, which GraphBolt asks on CPUs."""
+        self._check_nodes(nodes)
         indptr, indices = self._parts["csc_indptr"], self._parts["indices"]
         first = indptr[nodes]
         degrees = (indptr[nodes + 1] - first).long()
@@ -259,6 +331,8 @@ class FusedCSCSamplingGraph:
         return _Edges(rows, sampled.neighbors, sampled.eids)
 
     def _view(self, device: torch.device, *, by_type: bool = False) -> GraphView:
+        if self._versions_now() != self._versions:
+            self._forget()
         view = self._views.get((device, by_type))
         if view is None:
             indptr = self._split_by_type().indptr if by_type else self._parts["csc_indptr"]
@@ -269,14 +343,12 @@ class FusedCSCSamplingGraph:
 
     def _weights_of(self, name: str) -> Tensor:
         """An edge attribute in a dtype that operators take."""
-        values = self._parts["edge_attributes"][name]
-        kept = self._weights.get(name)
-        if kept is None or kept[0] is not values:
-            wide = values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
-            kept = self._weights[name] = values, wide
-        return kept[1]
+        values = self._attribute("edge_attributes", name)
+        return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
 
     def _split_by_type(self) -> _ByType:
+        if self._versions_now() != self._versions:
+            self._forget()
         if self._by_type is None:
             self._by_type = _ByType(self._parts)
         return self._by_type
@@ -289,12 +361,32 @@ def load_from_shared_memory(name: str) -> FusedCSCSamplingGraph:
     return graph
 
 
+def _check(parts: dict[str, Any]) -> None:
+    """Raise InvalidInputError if parts of a graph do not fit each other."""
+    indptr, indices, types = (parts[n] for n in ("csc_indptr", "indices", "type_per_edge"))
+    wrong = None
+    if indptr.dim() != 1 or indices.dim() != 1 or not len(indptr):
+        wrong = "csc_indptr and indices are no vectors, or csc_indptr is empty"
+    elif types is not None and len(types) != len(indices):
+        wrong = f"there are {len(indices)} edges, and {len(types)} types of edges"
+    elif parts["edge_type_to_id"] is not None and types is None:
+        wrong = "edge_type_to_id is there, and type_per_edge is not"
+    counts = {"node_attributes": len(indptr) - 1, "edge_attributes": len(indices)}
+    for kind, count in counts.items() if wrong is None else ():
+        for name, values in (parts[kind] or {}).items():
+            if len(values) != count:
+                wrong = f"'{name}' of {kind} has {len(values)} rows, and there are {count}"
+    if wrong is not None:
+        raise InvalidInputError("make a graph", wrong, "pass one of each for each node or edge")
+
+
 def _accessors(name: str) -> tuple[Any, Any]:
     def get(self: FusedCSCSamplingGraph) -> Any:
         return self._parts[name]
 
     def set_(self: FusedCSCSamplingGraph, value: Any) -> None:
         self._parts[name] = value
+        self._name = None  # what is in shared memory is another graph now
         self._forget()
 
     return get, set_
@@ -331,7 +423,11 @@ class _ByType:
             parts[name] for name in ("node_type_offset", "node_type_to_id", "edge_type_to_id")
         )
         device = indptr.device
-        num_types = 1 + max(etypes.values(), default=0)
+        #: More than the largest id of an edge type.
+        self.num_types = num_types = 1 + max(etypes.values(), default=0)
+        known = torch.zeros(num_types, dtype=torch.bool)
+        known[[*etypes.values()]] = True
+        self._known = known.tolist()
         #: The node type that each edge type ends at, and its number among those that do.
         self._ends = torch.zeros(num_types, dtype=torch.int64)
         self._numbers = torch.zeros(num_types, dtype=torch.int64)
@@ -349,10 +445,15 @@ class _ByType:
         node = torch.arange(len(indptr) - 1, device=device).repeat_interleave(indptr.diff())
         ends = torch.searchsorted(offsets.to(device), node, right=True) - 1
         kinds = types.long()
-        if len(kinds) and bool((self._ends.to(device)[kinds] != ends).any()):
+        inside = kinds.clamp(0, num_types - 1)
+        fits = (
+            (inside == kinds) & known.to(device)[inside] & (self._ends.to(device)[inside] == ends)
+        )
+        if not bool(fits.all()):
             raise InvalidInputError(
                 "sample neighbors of each edge type",
-                "an edge of the graph ends at a node of another type than its edge type does",
+                "an edge of the graph has an unknown type, or ends at a node of another type than"
+                " its edge type does",
                 "make type_per_edge, node_type_offset and edge_type_to_id agree",
             )
         rows = firsts.to(device)[ends] + self._numbers.to(device)[kinds]
@@ -362,7 +463,7 @@ class _ByType:
 
     def rows_of(self, nodes: Tensor, etype: int) -> tuple[Tensor, Tensor]:
         """The places of nodes that an edge type may end at, and their rows of this type."""
-        if etype >= len(self._ends):
+        if etype >= len(self._known) or not self._known[etype]:
             return nodes.new_empty(0, dtype=torch.int64), nodes.new_empty(0)
         end, number = int(self._ends[etype]), int(self._numbers[etype])
         first, last = self._offsets[end], self._offsets[end + 1]

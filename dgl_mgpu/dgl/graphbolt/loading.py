@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import contextlib
 import functools
 import os.path
 import threading
@@ -49,17 +48,28 @@ class _WaitingModule(ModuleType):
         return getattr(self, name)
 
 
+class _ModuleInExecution(ModuleType):
+    """A module that a thread executes: others wait for it."""
+
+    def __getattr__(self, name: str) -> Any:
+        with _lock:
+            if type(self) is not _ModuleInExecution:
+                return getattr(self, name)
+        raise AttributeError(f"module {self.__name__!r} has no attribute {name!r} yet")
+
+
 def load(module: ModuleType) -> None:
     """Execute GraphBolt, if it is still waiting for that."""
     with _lock:
         if type(module) is not _WaitingModule or module.__spec__ is None:
             return
-        module.__class__ = ModuleType  # type: ignore[assignment]
+        module.__class__ = _ModuleInExecution  # type: ignore[assignment]
         try:
             _execute(module, module.__spec__.loader)
         except BaseException:
             module.__class__ = _WaitingModule
             raise
+        module.__class__ = ModuleType  # type: ignore[assignment]
 
 
 def _execute(module: ModuleType, loader: Any) -> None:
@@ -72,17 +82,45 @@ def _execute(module: ModuleType, loader: Any) -> None:
 
     datapipes.install()
     torch.ops.graphbolt = OPERATORS  # type: ignore[attr-defined]
-    exists = os.path.exists
+    exists, load_library = os.path.exists, torch.classes.load_library
 
     def is_there(path: Any) -> bool:
-        return _LIBRARY in os.path.basename(os.fspath(path)) or exists(path)
+        return _LIBRARY in str(path) or exists(path)
 
-    with contextlib.ExitStack() as stack:
-        # It looks for its library, and loads it.
-        stack.enter_context(patch.object(os.path, "exists", is_there))
-        stack.enter_context(patch.object(torch.classes, "load_library"))
+    def load_others(path: Any) -> None:
+        if _LIBRARY not in str(path):
+            load_library(path)
+
+    # It looks for its library, and loads it.
+    with (
+        patch.object(os.path, "exists", is_there),
+        patch.object(torch.classes, "load_library", load_others),
+    ):
         loader.loader.exec_module(module)
     serialization.allow(module)
+
+
+def already_loaded(module: ModuleType) -> ModuleSpec:
+    """A spec of a module that was imported while its spec was looked for.
+
+    Until it is used it is the module's own, which importlib would prefer and execute again.
+    """
+    spec = ModuleSpec(module.__name__, _Loaded(module))
+    module.__spec__ = spec
+    return spec
+
+
+class _Loaded(Loader):
+    """Loads a module that is there."""
+
+    def __init__(self, module: ModuleType) -> None:
+        self._module, self._spec = module, module.__spec__
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return self._module
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__spec__ = self._spec
 
 
 @functools.cache

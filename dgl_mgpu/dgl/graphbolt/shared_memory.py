@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 import weakref
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -56,18 +57,20 @@ def share(parts: Mapping[str, Any], name: str) -> tuple[dict[str, Any], object]:
             action, f"it takes {begin + end} bytes, and {free_shared_bytes()} are free",
             f"free some of {SHARED_MEMORY}, or enlarge it",
         )  # fmt: skip
-    try:
-        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
-    except FileExistsError as error:
-        raise InvalidInputError(
-            action, f"{path} is there already", "choose another name"
-        ) from error
-    with open(descriptor, "r+b") as file:
+    # Others see it when it is complete.
+    with tempfile.NamedTemporaryFile(dir=SHARED_MEMORY, prefix=f"{path.name}.") as file:
         file.truncate(begin + end)
         file.write(len(text).to_bytes(8, "little").ljust(_ALIGNMENT, b"\0") + text)
-    shared = load(name)
-    for (_, target), source in zip(_flat(shared), tensors.values(), strict=True):
-        target.copy_(source)
+        file.flush()
+        shared = _mapped(Path(file.name))
+        for (_, target), source in zip(_flat(shared), tensors.values(), strict=True):
+            target.copy_(source)
+        try:
+            os.link(file.name, path)
+        except FileExistsError as error:
+            raise InvalidInputError(
+                action, f"{path} is there already", "choose another name"
+            ) from error
     return shared, _Owner(path)
 
 
@@ -95,6 +98,10 @@ def load(name: str) -> dict[str, Any]:
             f"there is no {path}",
             "pass a name that copy_to_shared_memory was given, while that graph is there",
         )
+    return _mapped(path)
+
+
+def _mapped(path: Path) -> dict[str, Any]:
     size = path.stat().st_size
     storage = torch.UntypedStorage.from_file(str(path), shared=True, nbytes=size)
     whole = torch.empty(0, dtype=torch.uint8).set_(storage)  # type: ignore[arg-type]
@@ -116,6 +123,7 @@ def load(name: str) -> dict[str, Any]:
 
 
 def _path(name: str) -> Path:
+    name = name.removeprefix("/")  # as POSIX has them
     if not name or "/" in name:
         raise InvalidInputError(
             f"name shared memory {name!r}", "it is no file name", "leave out slashes"

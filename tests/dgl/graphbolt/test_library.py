@@ -17,6 +17,7 @@ from dgl.graphbolt import ItemSet
 from torchdata.dataloader2 import graph as pipe_graphs
 from torchdata.datapipes.iter import IterableWrapper, IterDataPipe, Mapper, Prefetcher
 
+from dgl_mgpu.dgl.graphbolt import graph as graph_module
 from dgl_mgpu.dgl.graphbolt import shared_memory
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.machine.shared_memory import SHARED_MEMORY
@@ -39,9 +40,12 @@ assert not hasattr(dgl.graphbolt, "no_such_name")
 USED_BY_THREADS = """
 import threading
 import dgl_mgpu, dgl
+import time
 found = []
 threads = [threading.Thread(target=lambda: found.append(dgl.graphbolt.ItemSet)) for _ in range(8)]
-[thread.start() for thread in threads]
+for thread in threads:
+    thread.start()
+    time.sleep(0.03)
 [thread.join() for thread in threads]
 assert len(found) == 8 and len({*found}) == 1, found
 """
@@ -49,7 +53,12 @@ assert len(found) == 8 and len({*found}) == 1, found
 
 @pytest.mark.parametrize("name", ["impl", "internal.utils", "item_sampler"])
 def test_a_module_of_it_may_be_the_first_that_is_imported(name):
-    code = f"import dgl_mgpu, sys, dgl.graphbolt.{name}; assert dgl.graphbolt.{name}"
+    code = (
+        f"import dgl_mgpu, dgl, sys, dgl.graphbolt.{name} as part; "
+        f"assert part is dgl.graphbolt.{name}; "
+        "assert part.__spec__.loader is part.__loader__; from dgl.graphbolt import ItemSet; "
+        "assert ItemSet is sys.modules['dgl.graphbolt.itemset'].ItemSet"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True)
     assert done.returncode == 0, done.stderr.decode()
 
@@ -132,16 +141,20 @@ graph.edge_attributes["weight"][:] = 3
 
 
 @pytest.mark.parametrize("with_types", [False, True])
-def test_a_graph_in_shared_memory_is_there_as_long_as_its_maker(with_types):
+def test_a_graph_in_shared_memory_is_there_as_long_as_its_maker(with_types, monkeypatch):
     graph = random_graph(with_types=with_types, weight=torch.rand(600).to(torch.bfloat16))
     shared = graph.copy_to_shared_memory("a_test_of_graphbolt")
     assert_same(shared, graph)
     done = subprocess.run([sys.executable, "-c", LOADS, "a_test_of_graphbolt"], capture_output=True)
     assert done.returncode == 0, done.stderr.decode()
     assert (shared.edge_attributes["weight"] == 3).all()
-    copy = pickle.loads(pickle.dumps(shared))
+    apart = pickle.loads(pickle.dumps(shared))
+    with monkeypatch.context() as patched:
+        patched.setattr(graph_module, "get_spawning_popen", lambda: "a process")
+        copy = pickle.loads(pickle.dumps(shared))
     copy.edge_attributes["weight"][:] = 4
     assert (shared.edge_attributes["weight"] == 4).all()
+    assert (apart.edge_attributes["weight"] == 3).all()
     with pytest.raises(InvalidInputError, match="is there already"):
         graph.copy_to_shared_memory("a_test_of_graphbolt")
     del copy

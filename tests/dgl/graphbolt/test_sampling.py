@@ -230,6 +230,104 @@ def test_the_same_seed_gives_the_same_samples():
 
 
 @pytest.mark.parametrize("node", [-1, NODES])
-def test_a_node_that_is_not_there_is_an_error(node):
+@pytest.mark.parametrize("replace", [False, True])
+@pytest.mark.parametrize("fanouts", [[2], [2, 2, 2]])
+def test_a_node_that_is_not_there_is_an_error(node, replace, fanouts):
+    graph = random_graph(with_types=len(fanouts) > 1)
     with pytest.raises(IdOutOfRangeError, match=str(node)):
-        random_graph().sample_neighbors(torch.tensor([3, node]), torch.tensor([2]))
+        graph.sample_neighbors(torch.tensor([3, node]), torch.tensor(fanouts), replace)
+
+
+def test_on_a_cpu_nodes_are_to_be_given():
+    with pytest.raises(InvalidInputError, match="nodes is None"):
+        random_graph().sample_neighbors(None, torch.tensor([2]))
+
+
+@pytest.mark.parametrize("replace", [False, True])
+def test_picks_of_all_types_together_are_in_the_order_of_types(replace):
+    graph = random_graph(with_types=True)._c_csc_graph
+    nodes = torch.arange(NODES)
+    sampled = graph.sample_neighbors(nodes, [5], replace, False, True, None)
+    for part in sampled.type_per_edge.tensor_split(sampled.indptr[1:-1]):
+        assert part.tolist() == sorted(part.tolist())
+
+
+@pytest.mark.parametrize("by_layer", [False, True])
+def test_an_edge_type_without_a_fanout_is_an_error(by_layer):
+    graph = random_graph(with_types=True)._c_csc_graph
+    with pytest.raises(InvalidInputError, match="2 fanouts, but ids of edge types up to 2"):
+        graph.sample_neighbors(torch.tensor([3]), [1, 1], False, by_layer, True, None)
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ({"edge_attributes": {"w": torch.ones(3)}}, "'w' of edge_attributes has 3 rows"),
+        ({"node_attributes": {"w": torch.ones(3)}}, "'w' of node_attributes has 3 rows"),
+        ({"type_per_edge": torch.zeros(5)}, "2 edges, and 5 types"),
+        ({"edge_type_to_id": {"a:b:c": 0}}, "edge_type_to_id is there, and type_per_edge is not"),
+    ],
+)
+def test_parts_that_do_not_fit_are_an_error(parts, message):
+    with pytest.raises(InvalidInputError, match=message):
+        gb.fused_csc_sampling_graph(torch.tensor([0, 2]), torch.tensor([0, 0]), **parts)
+
+
+def test_times_must_be_as_many_as_nodes_and_names_be_there():
+    graph = random_graph(time=torch.zeros(EDGES))
+    nodes, fanouts = torch.tensor([3, 4]), torch.tensor([2])
+    with pytest.raises(InvalidInputError, match="2 nodes, and timestamps of shape"):
+        graph.temporal_sample_neighbors(nodes, torch.ones(3), fanouts)
+    with pytest.raises(InvalidInputError, match="read 'when' of a graph's edge_attributes"):
+        graph.temporal_sample_neighbors(
+            nodes, torch.ones(2), fanouts, edge_timestamp_attr_name="when"
+        )
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_changes_in_place_are_seen(dtype):
+    indptr, weights = torch.tensor([0, 3, 3], dtype=dtype), torch.tensor([1, 0, 0]).half()
+    graph = gb.fused_csc_sampling_graph(
+        indptr, torch.tensor([0, 1, 0], dtype=dtype), edge_attributes={"w": weights}
+    )
+    node = torch.tensor([0], dtype=dtype)
+
+    def picked():
+        return graph._c_csc_graph.sample_neighbors(node, [1], False, False, True, "w")
+
+    assert picked().original_edge_ids.tolist() == [0]
+    weights.copy_(torch.tensor([0, 0, 1]))
+    assert picked().original_edge_ids.tolist() == [2]
+    indptr.copy_(torch.tensor([0, 1, 3]))
+    assert graph.in_subgraph(node).sampled_csc.indptr.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("seed", [None, 7])
+def test_workers_draw_other_numbers_in_each_epoch(seed):
+    # Eight nodes of 500 in-edges, from nodes without any.
+    indptr = torch.cat([torch.arange(9) * 500, torch.full((4000,), 4000)])
+    graph = gb.fused_csc_sampling_graph(indptr, torch.arange(4000) + 8)
+    pipe = gb.ItemSampler(gb.ItemSet(torch.arange(8), names="seed_nodes"), 1)
+    pipe = pipe.sample_neighbor(graph, [torch.tensor([3])])
+    loader = gb.DataLoader(
+        pipe.fetch_feature(gb.BasicFeatureStore({})), num_workers=2, persistent_workers=False
+    )
+
+    def epochs():
+        torch.manual_seed(0)
+        if seed is not None:
+            gb.seed(seed)
+        return [
+            [
+                (batch.sampled_subgraphs[0].original_row_node_ids[1:] - 8).remainder(500).tolist()
+                for batch in loader
+            ]
+            for _ in range(2)
+        ]
+
+    first, second = epochs()
+    assert len(first) == len(second) == 8 and first != second
+    # Those of the two workers, which have every other one, too.
+    assert all(one != other for one, other in zip(first[::2], first[1::2], strict=True))
+    if seed is not None:
+        assert epochs() == [first, second]
