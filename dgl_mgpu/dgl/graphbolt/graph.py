@@ -12,12 +12,19 @@ import torch
 from torch import Tensor
 
 from dgl_mgpu.dgl.graphbolt import shared_memory
-from dgl_mgpu.errors import IdOutOfRangeError, InvalidInputError, InvalidWeightError
+from dgl_mgpu.dgl.graphbolt.picking import (
+    Edges,
+    draws_of_32_bits,
+    index_select,
+    joined,
+    pick_by_layer,
+    sample,
+)
+from dgl_mgpu.errors import IdOutOfRangeError, InvalidInputError
 from dgl_mgpu.graph.relation import Compressed
 from dgl_mgpu.ops import GraphView, SampledNeighbors, SampleKey, sample_neighbors
-from dgl_mgpu.sampling.labor import Variates
 from dgl_mgpu.sampling.seed_edges import new_key
-from dgl_mgpu.sampling.views import compressed_view, scalars_view
+from dgl_mgpu.sampling.views import compressed_view
 from dgl_mgpu.utils.fork_safe import freed_at_fork
 
 #: What a graph consists of, in the order of the constructor's arguments.
@@ -173,7 +180,7 @@ class FusedCSCSamplingGraph:
                 sampled = self._drawn(nodes, fanout)
             else:
                 view = self._view(nodes.device)
-                sampled = _sample(view, nodes, fanout, keys.next(), replace, weights)
+                sampled = sample(view, nodes, fanout, keys.next(), replace, weights)
             return self._subgraph(nodes, self._sorted(sampled), return_eids)
         self._check_nodes(nodes)
         by_type = self._split_by_type()
@@ -181,8 +188,8 @@ class FusedCSCSamplingGraph:
         samples = []
         for etype, fanout in enumerate(fanouts):
             places, rows = by_type.rows_of(nodes, etype)
-            samples.append((places, _sample(view, rows, fanout, key, replace, weights)))
-        return self._subgraph(nodes, _joined(len(nodes), samples), return_eids)
+            samples.append((places, sample(view, rows, fanout, key, replace, weights)))
+        return self._subgraph(nodes, joined(len(nodes), samples), return_eids)
 
     def temporal_sample_neighbors(
         self,
@@ -220,7 +227,7 @@ class FusedCSCSamplingGraph:
     def _picked(
         self,
         nodes: Tensor,
-        edges: _Edges,
+        edges: Edges,
         fanouts: Sequence[int],
         replace: bool,
         return_eids: bool,
@@ -237,8 +244,9 @@ class FusedCSCSamplingGraph:
         counts = torch.bincount(groups, minlength=len(nodes) * len(fanouts))
         key, samples = keys.next(), []
         if by_layer:
-            places = _by_layer(edges, counts, groups, fanouts, key, replace, own)
-            indptr = torch.searchsorted(edges.rows[places], _upto(len(nodes), places.device))
+            places = pick_by_layer(edges, counts, groups, fanouts, key, replace, own)
+            numbers = torch.arange(len(nodes) + 1, device=places.device)
+            indptr = torch.searchsorted(edges.rows[places], numbers)
             sampled = SampledNeighbors(indptr, edges.neighbors[places], edges.eids[places])
             return self._subgraph(nodes, sampled, return_eids)
         # Edges are in the order of these groups: they are the rows of a graph, whose neighbors are
@@ -250,8 +258,8 @@ class FusedCSCSamplingGraph:
         numbers = torch.arange(len(nodes), device=groups.device)
         for etype, fanout in enumerate(fanouts):
             rows = numbers * len(fanouts) + etype
-            samples.append((numbers, _sample(view, rows, fanout, key, replace, own)))
-        sampled = _joined(len(nodes), samples)
+            samples.append((numbers, sample(view, rows, fanout, key, replace, own)))
+        sampled = joined(len(nodes), samples)
         picked = sampled.neighbors
         sampled = SampledNeighbors(sampled.indptr, edges.neighbors[picked], edges.eids[picked])
         if len(fanouts) == 1:
@@ -304,7 +312,7 @@ class FusedCSCSamplingGraph:
         degrees = (indptr[nodes + 1] - first).long()
         counts = torch.where(degrees > 0, fanout, 0)
         rows = torch.arange(len(nodes)).repeat_interleave(counts)
-        eids = _draws_of_32_bits(len(rows)) % degrees[rows] + first[rows]
+        eids = draws_of_32_bits(len(rows)) % degrees[rows] + first[rows]
         bounds = torch.nn.functional.pad(counts.cumsum(0), (1, 0))
         return SampledNeighbors(bounds, indices[eids], eids)
 
@@ -322,13 +330,13 @@ class FusedCSCSamplingGraph:
 
     # -- what operators read --------------------------------------------------------------
 
-    def _all_edges(self, nodes: Tensor) -> _Edges:
+    def _all_edges(self, nodes: Tensor) -> Edges:
         sampled = sample_neighbors(self._view(nodes.device), nodes, -1, SampleKey(0))
         numbers = torch.arange(len(nodes), device=nodes.device)
         rows = numbers.repeat_interleave(
             sampled.indptr.diff(), output_size=sampled.neighbors.shape[0]
         )
-        return _Edges(rows, sampled.neighbors, sampled.eids)
+        return Edges(rows, sampled.neighbors, sampled.eids)
 
     def _view(self, device: torch.device, *, by_type: bool = False) -> GraphView:
         if self._versions_now() != self._versions:
@@ -398,19 +406,6 @@ for _name in _PARTS:
     setattr(FusedCSCSamplingGraph, f"set_{_name}", _set)
 
 
-@dataclass(frozen=True)
-class _Edges:
-    """Edges one by one: the place of the node among those asked for, the neighbor, the edge id."""
-
-    rows: Tensor
-    neighbors: Tensor
-    eids: Tensor
-
-    def where(self, mask: Tensor) -> _Edges:
-        """Those for which a mask says so."""
-        return _Edges(self.rows[mask], self.neighbors[mask], self.eids[mask])
-
-
 class _ByType:
     """The in-edges of a node apart by edge type: rows of a CSC matrix over the same edges.
 
@@ -470,124 +465,3 @@ class _ByType:
         (places,) = ((nodes >= first) & (nodes < last)).nonzero(as_tuple=True)
         local = nodes[places].long() - first
         return places, local * self._widths[end] + (self._firsts[end] + number)
-
-
-def _draws_of_32_bits(count: int) -> Tensor:
-    """The numbers that so many calls of ``torch.randint`` would take modulo their bounds.
-
-    torch tells them modulo a bound alone: here modulo 2^16 and 2^16 + 1.
-    """
-    bound = 1 << 16
-    before = torch.get_rng_state()
-    low = torch.randint(0, bound, (count,))
-    torch.set_rng_state(before)
-    other = torch.randint(0, bound + 1, (count,))
-    return low + bound * ((low - other) % (bound + 1))
-
-
-def _sample(
-    view: GraphView,
-    seeds: Tensor,
-    fanout: int,
-    key: SampleKey,
-    replace: bool,
-    weights: Tensor | None,
-) -> SampledNeighbors:
-    """A hop; seeds whose edges all have weight 0 get none, as GraphBolt has it."""
-    if weights is None:
-        return sample_neighbors(view, seeds, fanout, key, replace=replace)
-    rows = scalars_view(weights, seeds.device)
-    try:
-        return sample_neighbors(view, seeds, fanout, key, replace=replace, weights=rows)
-    except InvalidWeightError:
-        found = sample_neighbors(view, seeds, -1, key)
-        own = index_select(weights, found.eids)
-        if not bool(((own >= 0) & (own < float("inf"))).all()):
-            raise
-        numbers = torch.arange(len(seeds), device=seeds.device)
-        row = numbers.repeat_interleave(found.indptr.diff(), output_size=len(own))
-        (places,) = torch.bincount(row[own > 0], minlength=len(seeds)).nonzero(as_tuple=True)
-        sampled = sample_neighbors(view, seeds[places], fanout, key, replace=replace, weights=rows)
-        return _joined(len(seeds), [(places, sampled)])
-
-
-def _joined(count: int, samples: Sequence[tuple[Tensor, SampledNeighbors]]) -> SampledNeighbors:
-    """Samples of some of ``count`` nodes, by their places: one after the other for each node."""
-    if len(samples) == 1 and len(samples[0][0]) == count:
-        return samples[0][1]
-    device = samples[0][0].device
-    lengths = torch.zeros(len(samples), count, dtype=torch.int64, device=device)
-    for number, (places, sampled) in enumerate(samples):
-        lengths[number, places] = sampled.indptr.diff()
-    indptr = torch.nn.functional.pad(lengths.sum(0).cumsum(0), (1, 0))
-    before = lengths.cumsum(0) - lengths + indptr[:-1]
-    total = sum(len(sampled.neighbors) for _, sampled in samples)
-    first = samples[0][1]
-    neighbors, eids = first.neighbors.new_empty(total), first.eids.new_empty(total)
-    for number, (places, sampled) in enumerate(samples):
-        size = len(sampled.neighbors)
-        shift = before[number, places] - sampled.indptr[:-1]
-        to = torch.arange(size, device=device)
-        to += shift.repeat_interleave(sampled.indptr.diff(), output_size=size)
-        neighbors[to], eids[to] = sampled.neighbors, sampled.eids
-    return SampledNeighbors(indptr, neighbors, eids)
-
-
-def _by_layer(
-    edges: _Edges,
-    counts: Tensor,
-    groups: Tensor,
-    fanouts: Sequence[int],
-    key: SampleKey,
-    replace: bool,
-    weights: Tensor | None,
-) -> Tensor:
-    """Places of edges that layer-neighbor sampling picks, ascending.
-
-    A neighbor has one random number for all nodes, and each node takes the neighbors whose numbers
-    are the smallest: Balin and Çatalyürek, Layer-Neighbor Sampling, NeurIPS 2023, section 3.2, in
-    its form with a fixed number of neighbors.  With replacement it does so once for each edge.
-    """
-    most = groups.new_tensor(fanouts)[groups % len(fanouts)]
-    share = torch.ones(len(groups), device=groups.device, dtype=torch.float64)
-    if weights is not None:
-        share = weights.double()
-    first = counts.cumsum(0) - counts
-
-    def ranks(seed: int) -> Tensor:
-        """The rank of each edge in its group."""
-        uniform = Variates([seed], 0.0).draw(edges.neighbors)
-        arrival = torch.where(share > 0, -torch.log1p(-uniform) / share, float("inf"))
-        order = arrival.argsort(stable=True)
-        order = order[groups[order].argsort(stable=True)]
-        ranked = torch.empty_like(order)
-        ranked[order] = torch.arange(len(order), device=order.device) - first[groups[order]]
-        return ranked
-
-    seed = key.fold()
-    if not replace:
-        is_picked = (share > 0) & ((most < 0) | (ranks(seed) < most))
-        return is_picked.nonzero()[:, 0]
-    times = torch.where(most < 0, share > 0, False).long()
-    for number in range(max(fanouts)):
-        times += (ranks(seed + number) == 0) & (share > 0) & (most > number)
-    return torch.arange(len(groups), device=groups.device).repeat_interleave(times)
-
-
-def _upto(count: int, device: torch.device) -> Tensor:
-    return torch.arange(count + 1, device=device)
-
-
-def index_select(tensor: Tensor, index: Tensor) -> Tensor:
-    """Rows of a tensor; of a pinned one on the GPU where the index is."""
-    if tensor.device.type == "cpu" and index.is_cuda:
-        from dgl.utils import gather_pinned_tensor_rows
-
-        if not tensor.is_pinned():
-            raise InvalidInputError(
-                "select rows by an index on a GPU",
-                "the tensor is on the CPU, and not pinned",
-                "pin it, tensor.pin_memory(), or move one of them",
-            )
-        return gather_pinned_tensor_rows(tensor, index)
-    return tensor[index.long()] if index.dtype != torch.int64 else tensor[index]

@@ -10,12 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dgl_mgpu.dgl.graphbolt.graph import (
-    FusedCSCSamplingGraph,
-    index_select,
-    keys,
-    load_from_shared_memory,
-)
+from dgl_mgpu.dgl.graphbolt.graph import FusedCSCSamplingGraph, keys, load_from_shared_memory
+from dgl_mgpu.dgl.graphbolt.picking import index_select
 from dgl_mgpu.errors import IdOutOfRangeError, InvalidInputError
 from dgl_mgpu.graph.pinning.gpu_cache import GPUCache
 from dgl_mgpu.ops import append_unique

@@ -1,0 +1,144 @@
+"""Picking edges of a GraphBolt graph: hops of operators, and edges that are there one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dgl_mgpu.errors import InvalidInputError, InvalidWeightError
+from dgl_mgpu.ops import GraphView, SampledNeighbors, SampleKey, sample_neighbors
+from dgl_mgpu.sampling.labor import Variates
+from dgl_mgpu.sampling.views import scalars_view
+
+
+@dataclass(frozen=True)
+class Edges:
+    """Edges one by one: the place of the node among those asked for, the neighbor, the edge id."""
+
+    rows: Tensor
+    neighbors: Tensor
+    eids: Tensor
+
+    def where(self, mask: Tensor) -> Edges:
+        """Those for which a mask says so."""
+        return Edges(self.rows[mask], self.neighbors[mask], self.eids[mask])
+
+
+def draws_of_32_bits(count: int) -> Tensor:
+    """The numbers that so many calls of ``torch.randint`` would take modulo their bounds.
+
+    torch tells them modulo a bound alone: here modulo 2^16 and 2^16 + 1.
+    """
+    bound = 1 << 16
+    before = torch.get_rng_state()
+    low = torch.randint(0, bound, (count,))
+    torch.set_rng_state(before)
+    other = torch.randint(0, bound + 1, (count,))
+    return low + bound * ((low - other) % (bound + 1))
+
+
+def sample(
+    view: GraphView,
+    seeds: Tensor,
+    fanout: int,
+    key: SampleKey,
+    replace: bool,
+    weights: Tensor | None,
+) -> SampledNeighbors:
+    """A hop; seeds whose edges all have weight 0 get none, as GraphBolt has it."""
+    if weights is None:
+        return sample_neighbors(view, seeds, fanout, key, replace=replace)
+    rows = scalars_view(weights, seeds.device)
+    try:
+        return sample_neighbors(view, seeds, fanout, key, replace=replace, weights=rows)
+    except InvalidWeightError:
+        found = sample_neighbors(view, seeds, -1, key)
+        own = index_select(weights, found.eids)
+        if not bool(((own >= 0) & (own < float("inf"))).all()):
+            raise
+        numbers = torch.arange(len(seeds), device=seeds.device)
+        row = numbers.repeat_interleave(found.indptr.diff(), output_size=len(own))
+        (places,) = torch.bincount(row[own > 0], minlength=len(seeds)).nonzero(as_tuple=True)
+        sampled = sample_neighbors(view, seeds[places], fanout, key, replace=replace, weights=rows)
+        return joined(len(seeds), [(places, sampled)])
+
+
+def joined(count: int, samples: Sequence[tuple[Tensor, SampledNeighbors]]) -> SampledNeighbors:
+    """Samples of some of ``count`` nodes, by their places: one after the other for each node."""
+    if len(samples) == 1 and len(samples[0][0]) == count:
+        return samples[0][1]
+    device = samples[0][0].device
+    lengths = torch.zeros(len(samples), count, dtype=torch.int64, device=device)
+    for number, (places, sampled) in enumerate(samples):
+        lengths[number, places] = sampled.indptr.diff()
+    indptr = torch.nn.functional.pad(lengths.sum(0).cumsum(0), (1, 0))
+    before = lengths.cumsum(0) - lengths + indptr[:-1]
+    total = sum(len(sampled.neighbors) for _, sampled in samples)
+    first = samples[0][1]
+    neighbors, eids = first.neighbors.new_empty(total), first.eids.new_empty(total)
+    for number, (places, sampled) in enumerate(samples):
+        size = len(sampled.neighbors)
+        shift = before[number, places] - sampled.indptr[:-1]
+        to = torch.arange(size, device=device)
+        to += shift.repeat_interleave(sampled.indptr.diff(), output_size=size)
+        neighbors[to], eids[to] = sampled.neighbors, sampled.eids
+    return SampledNeighbors(indptr, neighbors, eids)
+
+
+def pick_by_layer(
+    edges: Edges,
+    counts: Tensor,
+    groups: Tensor,
+    fanouts: Sequence[int],
+    key: SampleKey,
+    replace: bool,
+    weights: Tensor | None,
+) -> Tensor:
+    """Places of edges that layer-neighbor sampling picks, ascending.
+
+    A neighbor has one random number for all nodes, and each node takes the neighbors whose numbers
+    are the smallest: Balin and Çatalyürek, Layer-Neighbor Sampling, NeurIPS 2023, section 3.2, in
+    its form with a fixed number of neighbors.  With replacement it does so once for each edge.
+    """
+    most = groups.new_tensor(fanouts)[groups % len(fanouts)]
+    share = torch.ones(len(groups), device=groups.device, dtype=torch.float64)
+    if weights is not None:
+        share = weights.double()
+    first = counts.cumsum(0) - counts
+
+    def ranks(seed: int) -> Tensor:
+        """The rank of each edge in its group."""
+        uniform = Variates([seed], 0.0).draw(edges.neighbors)
+        arrival = torch.where(share > 0, -torch.log1p(-uniform) / share, float("inf"))
+        order = arrival.argsort(stable=True)
+        order = order[groups[order].argsort(stable=True)]
+        ranked = torch.empty_like(order)
+        ranked[order] = torch.arange(len(order), device=order.device) - first[groups[order]]
+        return ranked
+
+    seed = key.fold()
+    if not replace:
+        is_picked = (share > 0) & ((most < 0) | (ranks(seed) < most))
+        return is_picked.nonzero()[:, 0]
+    times = torch.where(most < 0, share > 0, False).long()
+    for number in range(max(fanouts)):
+        times += (ranks(seed + number) == 0) & (share > 0) & (most > number)
+    return torch.arange(len(groups), device=groups.device).repeat_interleave(times)
+
+
+def index_select(tensor: Tensor, index: Tensor) -> Tensor:
+    """Rows of a tensor; of a pinned one on the GPU where the index is."""
+    if tensor.device.type == "cpu" and index.is_cuda:
+        from dgl.utils import gather_pinned_tensor_rows
+
+        if not tensor.is_pinned():
+            raise InvalidInputError(
+                "select rows by an index on a GPU",
+                "the tensor is on the CPU, and not pinned",
+                "pin it, tensor.pin_memory(), or move one of them",
+            )
+        return gather_pinned_tensor_rows(tensor, index)
+    return tensor[index.long()] if index.dtype != torch.int64 else tensor[index]
