@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gc
+import os
 import pickle
 import subprocess
 import sys
 import threading
 import time
+import uuid
 
 import dgl
 import dgl.graphbolt as gb
@@ -142,10 +144,11 @@ graph.edge_attributes["weight"][:] = 3
 
 @pytest.mark.parametrize("with_types", [False, True])
 def test_a_graph_in_shared_memory_is_there_as_long_as_its_maker(with_types, monkeypatch):
+    name = f"test_{os.getpid()}_{uuid.uuid4().hex}"
     graph = random_graph(with_types=with_types, weight=torch.rand(600).to(torch.bfloat16))
-    shared = graph.copy_to_shared_memory("a_test_of_graphbolt")
+    shared = graph.copy_to_shared_memory(name)
     assert_same(shared, graph)
-    done = subprocess.run([sys.executable, "-c", LOADS, "a_test_of_graphbolt"], capture_output=True)
+    done = subprocess.run([sys.executable, "-c", LOADS, name], capture_output=True)
     assert done.returncode == 0, done.stderr.decode()
     assert (shared.edge_attributes["weight"] == 3).all()
     apart = pickle.loads(pickle.dumps(shared))
@@ -156,14 +159,14 @@ def test_a_graph_in_shared_memory_is_there_as_long_as_its_maker(with_types, monk
     assert (shared.edge_attributes["weight"] == 4).all()
     assert (apart.edge_attributes["weight"] == 3).all()
     with pytest.raises(InvalidInputError, match="is there already"):
-        graph.copy_to_shared_memory("a_test_of_graphbolt")
+        graph.copy_to_shared_memory(name)
     del copy
-    assert (SHARED_MEMORY / "a_test_of_graphbolt.graphbolt").exists()
+    assert (SHARED_MEMORY / f"{name}.graphbolt").exists()
     del shared
     gc.collect()
-    assert not (SHARED_MEMORY / "a_test_of_graphbolt.graphbolt").exists()
+    assert not (SHARED_MEMORY / f"{name}.graphbolt").exists()
     with pytest.raises(InvalidInputError, match="there is no"):
-        gb.load_from_shared_memory("a_test_of_graphbolt")
+        gb.load_from_shared_memory(name)
 
 
 @pytest.mark.parametrize("name", ["", "../out", "a/b"])
