@@ -14,13 +14,15 @@ from torch import Tensor
 from dgl_mgpu.dgl.graphbolt import shared_memory
 from dgl_mgpu.dgl.graphbolt.picking import (
     Edges,
+    check_rows,
     draws_of_32_bits,
     index_select,
     joined,
     pick_by_layer,
+    rows_of,
     sample,
 )
-from dgl_mgpu.errors import IdOutOfRangeError, InvalidInputError
+from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.graph.relation import Compressed
 from dgl_mgpu.ops import GraphView, SampledNeighbors, SampleKey, sample_neighbors
 from dgl_mgpu.sampling.seed_edges import new_key
@@ -119,7 +121,7 @@ class FusedCSCSamplingGraph:
     def __getstate__(self) -> dict[str, Any]:
         # In a process that is started, it is the same memory.
         is_shared = self._name is not None and get_spawning_popen() is not None
-        return {"name": self._name} if is_shared else self._parts
+        return {"name": self._name} if is_shared else dict(self._parts)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._name, self._owner = state.get("name"), None
@@ -182,7 +184,7 @@ class FusedCSCSamplingGraph:
                 view = self._view(nodes.device)
                 sampled = sample(view, nodes, fanout, keys.next(), replace, weights)
             return self._subgraph(nodes, self._sorted(sampled), return_eids)
-        self._check_nodes(nodes)
+        check_rows(nodes, self.num_nodes(), "sample neighbors")
         by_type = self._split_by_type()
         view, key = self._view(nodes.device, by_type=True), keys.next()
         samples = []
@@ -270,21 +272,8 @@ class FusedCSCSamplingGraph:
         """A sample in which the edges of a node are in the order of types, if there are types."""
         if self._parts["type_per_edge"] is None:
             return sampled
-        indptr, eids = sampled.indptr, sampled.eids
-        numbers = torch.arange(len(indptr) - 1, device=indptr.device)
-        rows = numbers.repeat_interleave(indptr.diff(), output_size=len(eids))
-        order = (rows * self.num_edges() + eids).argsort()
-        return SampledNeighbors(indptr, sampled.neighbors[order], eids[order])
-
-    def _check_nodes(self, nodes: Tensor) -> None:
-        if len(nodes):
-            low, high = (int(bound) for bound in nodes.aminmax())
-            if low < 0 or high >= self.num_nodes():
-                raise IdOutOfRangeError(
-                    "sample neighbors",
-                    f"there is no node {low if low < 0 else high}",
-                    f"pass ids in [0, {self.num_nodes()})",
-                )
+        order = (rows_of(sampled) * self.num_edges() + sampled.eids).argsort()
+        return SampledNeighbors(sampled.indptr, sampled.neighbors[order], sampled.eids[order])
 
     def _check_types(self, fanouts: Sequence[int]) -> None:
         """Raise InvalidInputError unless each edge type has a fanout."""
@@ -306,7 +295,7 @@ class FusedCSCSamplingGraph:
 
     def _drawn(self, nodes: Tensor, fanout: int) -> SampledNeighbors:
         """Uniform draws with replacement, from torch's generator, which GraphBolt asks on CPUs."""
-        self._check_nodes(nodes)
+        check_rows(nodes, self.num_nodes(), "sample neighbors")
         indptr, indices = self._parts["csc_indptr"], self._parts["indices"]
         first = indptr[nodes]
         degrees = (indptr[nodes + 1] - first).long()
@@ -332,11 +321,7 @@ class FusedCSCSamplingGraph:
 
     def _all_edges(self, nodes: Tensor) -> Edges:
         sampled = sample_neighbors(self._view(nodes.device), nodes, -1, SampleKey(0))
-        numbers = torch.arange(len(nodes), device=nodes.device)
-        rows = numbers.repeat_interleave(
-            sampled.indptr.diff(), output_size=sampled.neighbors.shape[0]
-        )
-        return Edges(rows, sampled.neighbors, sampled.eids)
+        return Edges(rows_of(sampled), sampled.neighbors, sampled.eids)
 
     def _view(self, device: torch.device, *, by_type: bool = False) -> GraphView:
         if self._versions_now() != self._versions:
@@ -453,6 +438,12 @@ class _ByType:
             )
         rows = firsts.to(device)[ends] + self._numbers.to(device)[kinds]
         rows += (node - offsets.to(device)[ends]) * widths.to(device)[ends]
+        if bool((rows.diff() < 0).any()):
+            raise InvalidInputError(
+                "sample neighbors of each edge type",
+                "the in-edges of a node are not in the order of their types",
+                "sort the edges of each node by type_per_edge",
+            )
         lengths = torch.bincount(rows, minlength=int(firsts[-1]))
         self.indptr = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from dgl_mgpu.dgl.graphbolt.graph import FusedCSCSamplingGraph, keys, load_from_shared_memory
-from dgl_mgpu.dgl.graphbolt.picking import index_select
-from dgl_mgpu.errors import IdOutOfRangeError, InvalidInputError
+from dgl_mgpu.dgl.graphbolt.picking import check_rows, index_select
+from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.graph.pinning.gpu_cache import GPUCache
 from dgl_mgpu.ops import append_unique
 
@@ -50,12 +50,7 @@ def index_select_csc(
         Where the elements of each row begin in what follows.
     elements : Tensor
     """
-    if len(nodes) and not 0 <= int(nodes.min()) <= int(nodes.max()) < len(indptr) - 1:
-        raise IdOutOfRangeError(
-            "select rows of a CSC matrix",
-            f"ids are from {int(nodes.min())} to {int(nodes.max())}",
-            f"pass ids in [0, {len(indptr) - 1})",
-        )
+    check_rows(nodes, len(indptr) - 1, "select rows of a CSC matrix")
     first = index_select(indptr, nodes)
     lengths = index_select(indptr, nodes + 1) - first
     begin = torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).to(indptr.dtype)

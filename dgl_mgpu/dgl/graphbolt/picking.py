@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dgl_mgpu.errors import InvalidInputError, InvalidWeightError
+from dgl_mgpu.errors import IdOutOfRangeError, InvalidInputError, InvalidWeightError
 from dgl_mgpu.ops import GraphView, SampledNeighbors, SampleKey, sample_neighbors
 from dgl_mgpu.sampling.labor import Variates
 from dgl_mgpu.sampling.views import scalars_view
@@ -25,6 +25,24 @@ class Edges:
     def where(self, mask: Tensor) -> Edges:
         """Those for which a mask says so."""
         return Edges(self.rows[mask], self.neighbors[mask], self.eids[mask])
+
+
+def check_rows(ids: Tensor, count: int, action: str) -> None:
+    """Raise IdOutOfRangeError unless ids are in [0, count)."""
+    if not len(ids):
+        return
+    low, high = torch.stack(torch.aminmax(ids)).tolist()
+    if low < 0 or high >= count:
+        raise IdOutOfRangeError(
+            action, f"there is no node {low if low < 0 else high}", f"pass ids in [0, {count})"
+        )
+
+
+def rows_of(sampled: SampledNeighbors) -> Tensor:
+    """For each sampled edge, the place of its node among those that were sampled for."""
+    indptr = sampled.indptr
+    places = torch.arange(len(indptr) - 1, device=indptr.device)
+    return places.repeat_interleave(indptr.diff(), output_size=len(sampled.eids))
 
 
 def draws_of_32_bits(count: int) -> Tensor:
@@ -59,9 +77,8 @@ def sample(
         own = index_select(weights, found.eids)
         if not bool(((own >= 0) & (own < float("inf"))).all()):
             raise
-        numbers = torch.arange(len(seeds), device=seeds.device)
-        row = numbers.repeat_interleave(found.indptr.diff(), output_size=len(own))
-        (places,) = torch.bincount(row[own > 0], minlength=len(seeds)).nonzero(as_tuple=True)
+        counts = torch.bincount(rows_of(found)[own > 0], minlength=len(seeds))
+        (places,) = counts.nonzero(as_tuple=True)
         sampled = sample_neighbors(view, seeds[places], fanout, key, replace=replace, weights=rows)
         return joined(len(seeds), [(places, sampled)])
 

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dgl_mgpu.errors import InvalidInputError
-from dgl_mgpu.machine.shared_memory import SHARED_MEMORY, free_shared_bytes
+from dgl_mgpu.errors import InvalidInputError, SharedMemoryError
+from dgl_mgpu.machine.shared_memory import SHARED_MEMORY, SharedMemory
+from dgl_mgpu.utils.units import human_bytes
 
 #: Tensors begin at multiples of this many bytes, after a head of as many with the length of the
 #: description that follows.
@@ -40,7 +41,9 @@ def share(parts: Mapping[str, Any], name: str) -> tuple[dict[str, Any], object]:
     Raises
     ------
     InvalidInputError
-        If the name is taken, or there is too little shared memory.
+        If the name is taken.
+    SharedMemoryError
+        If there is too little shared memory.
     """
     path = _path(name)
     tensors = {key: it.contiguous().cpu() for key, it in _flat(parts)}
@@ -52,11 +55,14 @@ def share(parts: Mapping[str, Any], name: str) -> tuple[dict[str, Any], object]:
     text = json.dumps({"tensors": places, "plain": plain}).encode()
     begin = _ALIGNMENT + -(-len(text) // _ALIGNMENT) * _ALIGNMENT
     action = f"copy a graph to shared memory '{name}'"
-    if begin + end > free_shared_bytes():
-        raise InvalidInputError(
-            action, f"it takes {begin + end} bytes, and {free_shared_bytes()} are free",
-            f"free some of {SHARED_MEMORY}, or enlarge it",
-        )  # fmt: skip
+    memory = SharedMemory.of_this_machine()
+    if begin + end > memory.room:
+        raise SharedMemoryError(
+            action,
+            f"it takes {human_bytes(begin + end)}, and there is room for"
+            f" {human_bytes(memory.room)}",
+            memory.advice(begin + end),
+        )
     # Others see it when it is complete.
     with tempfile.NamedTemporaryFile(dir=SHARED_MEMORY, prefix=f"{path.name}.") as file:
         file.truncate(begin + end)

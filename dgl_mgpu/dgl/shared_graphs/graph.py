@@ -209,7 +209,7 @@ class SharedGraph(StoreGraph):
 
     def __init__(self, stored: Stored, original: DGLGraph) -> None:
         graph = stored.store.graph
-        graph.traffic.is_counting = False  # for nobody
+        graph.traffic.is_counting = False  # nobody asks for the counts
         store, structure = graph._store, graph._structure
         script = ScriptGraph(original, graph.device)
         parts = replace(

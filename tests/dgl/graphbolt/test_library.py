@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 import uuid
+from types import SimpleNamespace
 
 import dgl
 import dgl.graphbolt as gb
@@ -21,8 +22,8 @@ from torchdata.datapipes.iter import IterableWrapper, IterDataPipe, Mapper, Pref
 
 from dgl_mgpu.dgl.graphbolt import graph as graph_module
 from dgl_mgpu.dgl.graphbolt import shared_memory
-from dgl_mgpu.errors import InvalidInputError
-from dgl_mgpu.machine.shared_memory import SHARED_MEMORY
+from dgl_mgpu.errors import IdOutOfRangeError, InvalidInputError, SharedMemoryError
+from dgl_mgpu.machine.shared_memory import SHARED_MEMORY, SharedMemory
 from tests.dgl.graphbolt.test_sampling import random_graph
 
 IMPORTS = """
@@ -97,6 +98,13 @@ def test_rows_of_a_matrix_are_selected(dtype, size):
         begin, found = torch.ops.graphbolt.index_select_csc(indptr, values, rows, size)
         assert begin.tolist() == [0, 3, 3, 4] and begin.dtype == dtype
         assert torch.equal(found, values[[2, 3, 4, 5]])
+
+
+@pytest.mark.parametrize("row", [-1, 4])
+def test_a_row_that_is_not_there_is_an_error(row):
+    indptr, rows = torch.tensor([0, 2, 2, 5, 6]), torch.tensor([2, row])
+    with pytest.raises(IdOutOfRangeError, match=f"no node {row}"):
+        torch.ops.graphbolt.index_select_csc(indptr, torch.rand(6), rows, None)
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.int32, torch.int64])
@@ -176,8 +184,9 @@ def test_a_name_that_is_none_is_an_error(name):
 
 
 def test_too_little_shared_memory_is_told(monkeypatch):
-    monkeypatch.setattr(shared_memory, "free_shared_bytes", lambda: 100)
-    with pytest.raises(InvalidInputError, match="100 are free"):
+    small = SimpleNamespace(of_this_machine=lambda: SharedMemory(room=100, ram=1 << 40))
+    monkeypatch.setattr(shared_memory, "SharedMemory", small)
+    with pytest.raises(SharedMemoryError, match="room for 100 B; enlarge"):
         random_graph().copy_to_shared_memory("never")
     assert not (SHARED_MEMORY / "never.graphbolt").exists()
 

@@ -173,6 +173,14 @@ def test_an_edge_of_another_type_than_its_nodes_is_an_error():
         graph.sample_neighbors({"b": torch.tensor([3])}, torch.tensor([1, 1, 1]))
 
 
+def test_edges_that_are_not_in_the_order_of_types_are_an_error():
+    graph = random_graph(with_types=True)
+    first, last = graph.csc_indptr[10:12].tolist()
+    graph.type_per_edge[first:last] = graph.type_per_edge[first:last].flip(0)
+    with pytest.raises(InvalidInputError, match="not in the order of their types"):
+        graph.sample_neighbors({"a": torch.tensor([3])}, torch.tensor([1, 1, 1]))
+
+
 def test_nodes_that_share_neighbors_choose_the_same_ones():
     indices = torch.arange(40).repeat(10)
     graph = gb.fused_csc_sampling_graph(torch.arange(11) * 40, indices)
