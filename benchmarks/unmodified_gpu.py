@@ -62,33 +62,34 @@ class Model(nn.Module):
         return x
 
 
-def _widths(depth: int) -> itertools.pairwise[tuple[int, int]]:
+def widths(depth: int) -> itertools.pairwise[tuple[int, int]]:
+    """Numbers that a layer is given and makes, by layer."""
     return itertools.pairwise([FEATURES, *[HIDDEN] * (depth - 1), CLASSES])
 
 
 def sage(depth: int) -> Model:
     """GraphSAGE."""
-    return Model([SAGEConv(given, made, "mean") for given, made in _widths(depth)])
+    return Model([SAGEConv(given, made, "mean") for given, made in widths(depth)])
 
 
 def sage_with_dropout(depth: int) -> Model:
     """GraphSAGE, with dropout."""
-    return Model([SAGEConv(given, made, "mean") for given, made in _widths(depth)], 0.5)
+    return Model([SAGEConv(given, made, "mean") for given, made in widths(depth)], 0.5)
 
 
 def gcn(depth: int) -> Model:
     """GCN, which looks for nodes without in-edges."""
-    return Model([GraphConv(given, made) for given, made in _widths(depth)])
+    return Model([GraphConv(given, made) for given, made in widths(depth)])
 
 
 def gin(depth: int) -> Model:
     """GIN."""
-    return Model([GINConv(nn.Linear(given, made), "sum") for given, made in _widths(depth)])
+    return Model([GINConv(nn.Linear(given, made), "sum") for given, made in widths(depth)])
 
 
 def gat(depth: int) -> Model:
     """GAT with 4 heads of 64."""
-    *inner, (last, _) = _widths(depth)
+    *inner, (last, _) = widths(depth)
     return Model(
         [*(GATConv(given, HIDDEN // 4, 4) for given, _ in inner), GATConv(last, CLASSES, 1)]
     )
@@ -198,13 +199,25 @@ def _steps(
         yield loss
 
 
-def _graph(indptr: torch.Tensor, src: torch.Tensor) -> dgl.DGLGraph:
+def made_graph(indptr: torch.Tensor, src: torch.Tensor) -> dgl.DGLGraph:
+    """With self-loops, features and labels."""
     nodes, device = len(indptr) - 1, indptr.device
     none = torch.empty(0, dtype=torch.int32, device=device)
     g = dgl.add_self_loop(dgl.graph(("csc", (indptr.int(), src, none)))).formats("csc")
     g.ndata["feat"] = torch.randn(nodes, FEATURES, device=device)
     g.ndata["label"] = torch.randint(CLASSES, (nodes,), device=device)
     return g
+
+
+def require_same_losses(
+    case: Case, mode: str, expected: Sequence[float], found: Sequence[float]
+) -> None:
+    """Raise RuntimeError unless a mode's losses are those of the eager one."""
+    # Dropout draws other numbers in a graph.
+    is_random = case.model is sage_with_dropout
+    pairs = [(sum(expected), sum(found))] if is_random else zip(expected, found, strict=True)
+    if any(abs(one - other) > _TOLERANCE * abs(one) for one, other in pairs):
+        raise RuntimeError(f"{case.name}, {mode}: losses are others than eager ones")
 
 
 def _row(g: dgl.DGLGraph, case: Case, options: argparse.Namespace) -> dict[str, Any]:
@@ -214,13 +227,9 @@ def _row(g: dgl.DGLGraph, case: Case, options: argparse.Namespace) -> dict[str, 
         for mode, taken in times.items():
             time_, losses[mode], _ = train(g, case, mode, options.steps)
             taken.append(time_)
-    # Dropout draws other numbers in a graph.
-    is_random = case.model is sage_with_dropout
     expected = losses.pop("eager")
     for mode, found in losses.items():
-        pairs = [(sum(expected), sum(found))] if is_random else zip(expected, found, strict=True)
-        if any(abs(one - other) > _TOLERANCE * abs(one) for one, other in pairs):
-            raise RuntimeError(f"{case.name}, {mode}: losses are others than eager ones")
+        require_same_losses(case, mode, expected, found)
     _, _, kernels = train(g, case, "captured", 2 * WINDOW, profiled=True)
     medians = {mode: statistics.median(taken) for mode, taken in times.items()}
     return {
@@ -241,7 +250,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    g = _graph(*PowerLaw(options.nodes, options.edges).csc(this_device(), torch.int32))
+    g = made_graph(*PowerLaw(options.nodes, options.edges).csc(this_device(), torch.int32))
     rows: list[dict[str, Any]] = []
     columns = "eager", "captured", "step", "kernels"
     print(f"{'ms of a step':40}" + "".join(f"{name:>10}" for name in (*columns, "ratio")))
