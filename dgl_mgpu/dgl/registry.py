@@ -258,6 +258,14 @@ _TABLE: dict[tuple[VersionRange, ...], dict[str, str]] = {
             "does not accept a part of a graph as a graph",
         "dgl.partition: partition_graph_with_halo":
             "marks a part's edges in a tensor on the CPU, wherever the graph is",
+        """
+            dgl.graphbolt.base: EndMarker.__iter__=iterate_marked
+            dgl.graphbolt.dataloader: _find_and_wrap_parent=wrap_parent
+        """:
+            "samples layer by layer, each in two stages that wait for a GPU, and makes no "
+            "mini-batch ahead",
+        "dgl.graphbolt.minibatch: MiniBatch.blocks":
+            "makes a block by checking and copying what it is made of: longer than sampling it",
     },
     (DGL, TORCH): {
         "dgl.backend.pytorch.sparse: _cast_if_autocast_enabled":

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from dgl import utils
 from dgl.base import EID, NID
+from dgl.frame import Frame
 from dgl.heterograph import DGLBlock, DGLGraph
 
 from dgl_mgpu.graph.block_frames import BlockFrame, Features
@@ -164,19 +165,24 @@ def _bounds(cols: torch.Tensor, num_dst: int) -> torch.Tensor:
 
 
 class BlockTypes:
-    """Makes blocks of graphs with these node and edge types."""
+    """Makes blocks of graphs with these edge types, from and to nodes of these types."""
 
-    def __init__(self, ntypes: Sequence[str], canonical_etypes: Sequence[CanonicalEtype]) -> None:
-        numbers = {ntype: number for number, ntype in enumerate(ntypes)}
-        #: The numbers of the node types that each edge type goes from and to.
-        self.ends = [(numbers[src], numbers[dst]) for src, _, dst in canonical_etypes]
-        self._schema = GraphSchema.of(len(ntypes), self.ends).block
+    def __init__(
+        self,
+        srctypes: Sequence[str],
+        dsttypes: Sequence[str],
+        canonical_etypes: Sequence[CanonicalEtype],
+    ) -> None:
+        #: The numbers of the node types that each edge type goes from and to, on their sides.
+        self.ends = [(srctypes.index(src), dsttypes.index(dst)) for src, _, dst in canonical_etypes]
+        count = len(srctypes) + len(dsttypes)
+        self._schema = GraphSchema.of(count, [(s, len(srctypes) + d) for s, d in self.ends])
         none = torch.empty(0, dtype=torch.int64)
         relations = [Relation(0, 0, coo=Coo(none, none)) for _ in self.ends]
-        index = TensorIndex(self._schema, [0] * (2 * len(ntypes)), relations)
-        names = list(ntypes)
-        pattern = DGLBlock(index, (names, names), [etype for _, etype, _ in canonical_etypes])
-        #: Of every block, but for what is set in :meth:`block`.
+        index = TensorIndex(self._schema, [0] * count, relations)
+        etypes = [etype for _, etype, _ in canonical_etypes]
+        pattern = DGLBlock(index, ([*srctypes], [*dsttypes]), etypes)
+        #: Of every block, but for what is set in :meth:`of_frames`.
         self._attributes = dict(vars(pattern))
 
     def block(
@@ -197,27 +203,43 @@ class BlockTypes:
         of_edges = features.of_edges if features is not None else [None] * len(eids)
         ids = (*src_nodes, *dst_nodes)
         counts = [*num_src, *num_dst]
+        return self.of_frames(
+            relations,
+            counts,
+            [BlockFrame(NID, *of) for of in zip(ids, counts, (*of_nodes, *of_nodes), strict=True)],
+            [
+                BlockFrame(EID, edges, edges.shape[0], columns)
+                for edges, columns in zip(eids, of_edges, strict=True)
+            ],
+        )
+
+    def of_frames(
+        self,
+        relations: Sequence[Relation],
+        counts: Sequence[int],
+        node_frames: Sequence[Frame],
+        edge_frames: Sequence[Frame],
+    ) -> DGLBlock:
+        """A block with these frames; counts and frames of nodes are those of sources first."""
         block = DGLBlock.__new__(DGLBlock)
         block.__dict__ = {
             **self._attributes,
             "_graph": TensorIndex(self._schema, counts, relations),
-            "_node_frames": [
-                BlockFrame(NID, *of) for of in zip(ids, counts, (*of_nodes, *of_nodes), strict=True)
-            ],
-            "_edge_frames": [
-                BlockFrame(EID, edges, edges.shape[0], columns)
-                for edges, columns in zip(eids, of_edges, strict=True)
-            ],
+            "_node_frames": node_frames,
+            "_edge_frames": edge_frames,
         }
         return block
 
 
-@lru_cache(maxsize=64)
-def _block_types(
-    ntypes: tuple[str, ...], canonical_etypes: tuple[CanonicalEtype, ...]
+_block_types = lru_cache(maxsize=64)(BlockTypes)
+
+
+def block_types(
+    ntypes: Sequence[str],
+    canonical_etypes: Sequence[CanonicalEtype],
+    dsttypes: Sequence[str] | None = None,
 ) -> BlockTypes:
-    return BlockTypes(ntypes, canonical_etypes)
-
-
-def block_types(ntypes: Sequence[str], canonical_etypes: Sequence[CanonicalEtype]) -> BlockTypes:
-    return _block_types(tuple(ntypes), tuple(canonical_etypes))
+    """What makes blocks with these types; those of destinations are those of sources by default."""
+    srctypes = tuple(ntypes)
+    targets = srctypes if dsttypes is None else tuple(dsttypes)
+    return _block_types(srctypes, targets, tuple(canonical_etypes))

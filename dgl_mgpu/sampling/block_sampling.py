@@ -132,18 +132,13 @@ def _block_on_cpu(sampled: EtypeBlock, graph: Any, seeds: Mapping[str, torch.Ten
         nodes[: sampled.num_dst.get(ntype, len(nodes))]
         for ntype, nodes in zip(ntypes, sources, strict=True)
     ]
-    # As dgl.create_block, which makes a graph of each relation first and looks at all ends.
     numbers = {ntype: number for number, ntype in enumerate(ntypes)}
-    relations = [
-        create_unitgraph_from_csr(
-            2, len(sources[numbers[source]]), len(targets[numbers[target]]),
-            *_csc(sampled.edges[source, etype, target], graph.idtype), _FORMATS, True,
-        )
-        for source, etype, target in etypes
-    ]  # fmt: skip
-    ends = tuple((numbers[source], numbers[target]) for source, _, target in etypes)
-    counts = toindex([len(nodes) for nodes in (*sources, *targets)], "int64")
-    index = create_heterograph_from_relations(_metagraph(len(ntypes), ends), relations, counts)
+    index = block_index_on_cpu(
+        [len(nodes) for nodes in sources],
+        [len(nodes) for nodes in targets],
+        [(numbers[source], numbers[target]) for source, _, target in etypes],
+        [_csc(sampled.edges[etype], graph.idtype) for etype in etypes],
+    )
     return DGLBlock(
         index,
         (ntypes, ntypes),
@@ -153,12 +148,32 @@ def _block_on_cpu(sampled: EtypeBlock, graph: Any, seeds: Mapping[str, torch.Ten
     )
 
 
+def block_index_on_cpu(
+    num_src: Sequence[int],
+    num_dst: Sequence[int],
+    ends: Sequence[tuple[int, int]],
+    cscs: Sequence[tuple[torch.Tensor, torch.Tensor, torch.Tensor]],
+) -> Any:
+    """A block as DGL's C++ has it, of indptr, indices and edge ids of each edge type.
+
+    ``ends`` are the numbers of an edge type's node types, on their sides.  It does as
+    ``dgl.create_block``, which makes a graph of each relation first and looks at all sources.
+    """
+    relations = [
+        create_unitgraph_from_csr(2, num_src[source], num_dst[target], *csc, _FORMATS, True)
+        for (source, target), csc in zip(ends, cscs, strict=True)
+    ]
+    metagraph = _metagraph(len(num_src), len(num_dst), tuple(ends))
+    counts = toindex([*num_src, *num_dst], "int64")
+    return create_heterograph_from_relations(metagraph, relations, counts)
+
+
 @functools.cache
-def _metagraph(num_ntypes: int, ends: tuple[tuple[int, int], ...]) -> Any:
+def _metagraph(num_srctypes: int, num_dsttypes: int, ends: tuple[tuple[int, int], ...]) -> Any:
     """Which types the edges of a block's types go from and to, by number, for DGL's C++."""
     sources = [source for source, _ in ends]
-    targets = [num_ntypes + target for _, target in ends]
-    return from_coo(2 * num_ntypes, sources, targets, True)
+    targets = [num_srctypes + target for _, target in ends]
+    return from_coo(num_srctypes + num_dsttypes, sources, targets, True)
 
 
 def _csc(edges: BlockEdges, idtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

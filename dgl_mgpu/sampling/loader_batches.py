@@ -116,7 +116,7 @@ class Batches:
             if self._are_seeds_pinned:
                 nodes = seeds.to(device, non_blocking=True)
             else:
-                nodes = recursive_apply(seeds, _to, device)
+                nodes = recursive_apply(seeds, to_device, device)
             if self._slots is not None and can_use_slots(self._loader):
                 return sample_hops_async(self._loader.graph_sampler, self._collate.g, nodes, seeds)
             return start(self._collate.g, nodes, on_host=seeds)
@@ -287,7 +287,7 @@ def _unchanged(seeds: Any) -> Any:
     return seeds
 
 
-def _to(ids: torch.Tensor, device: torch.device) -> torch.Tensor:
+def to_device(ids: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Ids on a device.  A copy from pageable memory would wait for all work queued before it, such
     as the model's of the last batch."""
     if device.type == "cuda" and ids.device.type == "cpu":

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.context import get_spawning_popen
 from typing import Any
@@ -24,9 +26,17 @@ from dgl_mgpu.dgl.graphbolt.picking import (
 )
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.graph.relation import Compressed
-from dgl_mgpu.ops import GraphView, SampledNeighbors, SampleKey, sample_neighbors
+from dgl_mgpu.ops import (
+    GraphView,
+    SampledBlock,
+    SampledNeighbors,
+    SampleKey,
+    sample_blocks_async,
+    sample_neighbors,
+)
+from dgl_mgpu.ops.sample_future import SampleFuture
 from dgl_mgpu.sampling.seed_edges import new_key
-from dgl_mgpu.sampling.views import compressed_view
+from dgl_mgpu.sampling.views import compressed_view, scalars_view
 from dgl_mgpu.utils.fork_safe import freed_at_fork
 
 #: What a graph consists of, in the order of the constructor's arguments.
@@ -43,6 +53,8 @@ class _Keys:
         self._seed: int | None = None
         self._num_calls = 0
         self._lock = freed_at_fork(threading.Lock())
+        #: Those of the mini-batch that a thread is making, in place of the common ones.
+        self._local = threading.local()
 
     def set_seed(self, seed: int) -> None:
         with self._lock:
@@ -54,6 +66,9 @@ class _Keys:
         Workers of a DataLoader, which begin with what their parent had, draw other numbers each,
         and others in each epoch.
         """
+        of_batch: Iterator[SampleKey] | None = getattr(self._local, "of_batch", None)
+        if of_batch is not None:
+            return next(of_batch)
         worker = torch.utils.data.get_worker_info()
         with self._lock:
             if self._seed is None and worker is None:
@@ -61,6 +76,16 @@ class _Keys:
             self._num_calls += 1
             own = 0 if worker is None else worker.seed
             return SampleKey((self._seed or 0) ^ own, batch=self._num_calls)
+
+    @contextlib.contextmanager
+    def of_batch(self, of_pass: SampleKey, number: int) -> Iterator[None]:
+        """Within, this thread draws for a mini-batch of a pass, the same whenever it is made."""
+        seed = of_pass.fold() % (1 << 64)
+        self._local.of_batch = (SampleKey(seed, number, call) for call in itertools.count())
+        try:
+            yield
+        finally:
+            self._local.of_batch = None
 
 
 keys = _Keys()
@@ -193,6 +218,21 @@ class FusedCSCSamplingGraph:
             samples.append((places, sample(view, rows, fanout, key, replace, weights)))
         return self._subgraph(nodes, joined(len(nodes), samples), return_eids)
 
+    def sample_layers_async(
+        self, seeds: Tensor, fanouts: Sequence[int], replace: bool, probs_name: str | None
+    ) -> SampleFuture[list[SampledBlock]]:
+        """Start sampling the neighbors of nodes, and the neighbors of those, without edge types.
+
+        Fanouts are those of the layers, the one nearest the input first.
+        """
+        weights = None
+        if probs_name is not None:
+            weights = scalars_view(self._weights_of(probs_name), seeds.device)
+        view = self._view(seeds.device)
+        return sample_blocks_async(
+            view, seeds, fanouts, keys.next(), replace=replace, weights=weights
+        )
+
     def temporal_sample_neighbors(
         self,
         nodes: Tensor,
@@ -319,6 +359,14 @@ class FusedCSCSamplingGraph:
 
     # -- what operators read --------------------------------------------------------------
 
+    def parts(self) -> list[Any]:
+        """What the graph consists of now."""
+        return [*self._parts.values()]
+
+    def views(self) -> list[GraphView]:
+        """Those that samples have been drawn with."""
+        return [*self._views.values()]
+
     def _all_edges(self, nodes: Tensor) -> Edges:
         sampled = sample_neighbors(self._view(nodes.device), nodes, -1, SampleKey(0))
         return Edges(rows_of(sampled), sampled.neighbors, sampled.eids)
@@ -343,6 +391,13 @@ class FusedCSCSamplingGraph:
         if self._versions_now() != self._versions:
             self._forget()
         if self._by_type is None:
+            if any(self._parts[name] is None for name in ("node_type_offset", *_PARTS[3:6])):
+                raise InvalidInputError(
+                    "sample neighbors of each edge type",
+                    "the graph does not say which types its nodes and edges have",
+                    "pass one fanout, or make the graph with node_type_offset, type_per_edge,"
+                    " node_type_to_id and edge_type_to_id",
+                )
             self._by_type = _ByType(self._parts)
         return self._by_type
 
@@ -362,8 +417,6 @@ def _check(parts: dict[str, Any]) -> None:
         wrong = "csc_indptr and indices are no vectors, or csc_indptr is empty"
     elif types is not None and len(types) != len(indices):
         wrong = f"there are {len(indices)} edges, and {len(types)} types of edges"
-    elif parts["edge_type_to_id"] is not None and types is None:
-        wrong = "edge_type_to_id is there, and type_per_edge is not"
     counts = {"node_attributes": len(indptr) - 1, "edge_attributes": len(indices)}
     for kind, count in counts.items() if wrong is None else ():
         for name, values in (parts[kind] or {}).items():

@@ -64,7 +64,9 @@ def index_select_csc(
 def unique_and_compact(
     src_ids: Tensor, dst_ids: Tensor, unique_dst_ids: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Number nodes: destinations first, then sources in the order in which they come.
+    """Number nodes: destinations first, then the other sources.
+
+    These are in the order in which they come, on a GPU in that of their ids: as in GraphBolt.
 
     Returns
     -------
@@ -82,6 +84,8 @@ def unique_and_compact(
     is_served = dtype in (torch.int32, torch.int64)
     ids = [it if is_served else it.long() for it in (src_ids, dst_ids, unique_dst_ids)]
     unique, numbers = append_unique(ids[2], torch.cat(ids[:2]))
+    if unique.is_cuda:
+        unique, numbers = _in_order_of_ids(unique, numbers, len(unique_dst_ids))
     src, dst = numbers.split([len(src_ids), len(dst_ids)])
     if len(dst) and bool((dst >= len(unique_dst_ids)).any()):
         wrong = dst_ids[(dst >= len(unique_dst_ids)).nonzero()[0, 0]]
@@ -91,6 +95,14 @@ def unique_and_compact(
             "pass every destination once in unique_dst_ids",
         )
     return unique.to(dtype), src.to(dtype), dst.to(dtype)
+
+
+def _in_order_of_ids(unique: Tensor, numbers: Tensor, first: int) -> tuple[Tensor, Tensor]:
+    """Ids and numbers, of which those from ``first`` on become those of ascending ids."""
+    ids, order = unique[first:].sort()
+    renumbered = torch.arange(len(unique), dtype=numbers.dtype, device=numbers.device)
+    renumbered[order + first] = renumbered[first:].clone()
+    return torch.cat([unique[:first], ids]), renumbered[numbers.long()]
 
 
 class _GPUCache:

@@ -9,36 +9,7 @@ import pytest
 import torch
 
 from dgl_mgpu.errors import IdOutOfRangeError, InvalidInputError, InvalidWeightError
-
-NODES, EDGES = 60, 600
-ETYPES = {"a:to:a": 0, "b:to:a": 1, "a:to:b": 2}
-
-
-def random_graph(dtype=torch.int64, with_types=False, **attributes):
-    """A graph whose nodes 0 and 59 have no in-edges; edge ``e`` has the original id 1000 + e."""
-    generator = torch.Generator().manual_seed(0)
-    targets = torch.randint(1, NODES - 1, (EDGES,), generator=generator).sort().values
-    indptr = torch.searchsorted(targets, torch.arange(NODES + 1))
-    indices = torch.randint(NODES, (EDGES,), generator=generator)
-    options = {}
-    if with_types:
-        # Nodes 0 to 39 are of type a, others of b.
-        types = torch.where(targets < 40, (indices >= 40).long(), 2)
-        indices = torch.where(targets < 40, indices, indices % 40)
-        order = (targets * 3 + types).argsort(stable=True)
-        indices, types = indices[order], types[order]
-        options = {
-            "node_type_offset": torch.tensor([0, 40, NODES]),
-            "type_per_edge": types,
-            "node_type_to_id": {"a": 0, "b": 1},
-            "edge_type_to_id": ETYPES,
-        }
-    return gb.fused_csc_sampling_graph(
-        indptr.to(dtype),
-        indices.to(dtype),
-        **options,
-        edge_attributes={gb.ORIGINAL_EDGE_ID: torch.arange(EDGES) + 1000, **attributes},
-    )
+from tests.dgl.graphbolt.graphs import EDGES, ETYPES, NODES, random_graph
 
 
 def picks_of(graph, sampled, nodes):
@@ -269,13 +240,21 @@ def test_an_edge_type_without_a_fanout_is_an_error(by_layer):
         graph.sample_neighbors(torch.tensor([3]), [1, 1], False, by_layer, True, None)
 
 
+def test_fanouts_by_type_need_types():
+    graph = gb.fused_csc_sampling_graph(
+        torch.tensor([0, 2, 2]), torch.tensor([0, 1]), edge_type_to_id={"a:b:c": 0, "a:d:c": 1}
+    )._c_csc_graph
+    assert len(graph.sample_neighbors(torch.tensor([0]), [-1], False, False, False, None).indices)
+    with pytest.raises(InvalidInputError, match="does not say which types"):
+        graph.sample_neighbors(torch.tensor([0]), [1, 1], False, False, False, None)
+
+
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
         ({"edge_attributes": {"w": torch.ones(3)}}, "'w' of edge_attributes has 3 rows"),
         ({"node_attributes": {"w": torch.ones(3)}}, "'w' of node_attributes has 3 rows"),
         ({"type_per_edge": torch.zeros(5)}, "2 edges, and 5 types"),
-        ({"edge_type_to_id": {"a:b:c": 0}}, "edge_type_to_id is there, and type_per_edge is not"),
     ],
 )
 def test_parts_that_do_not_fit_are_an_error(parts, message):

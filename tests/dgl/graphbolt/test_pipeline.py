@@ -1,0 +1,356 @@
+"""GraphBolt's loader against the chain of datapipes that it runs as one loop."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import dgl
+import dgl.graphbolt as gb
+import pytest
+import torch
+
+from dgl_mgpu.dgl.graphbolt import mini_batches
+from dgl_mgpu.dgl.graphbolt.graph import FusedCSCSamplingGraph
+from dgl_mgpu.errors import InvalidWeightError
+from dgl_mgpu.graph.originals import originals
+from tests.dgl.graphbolt.graphs import ETYPES, NODES, random_graph
+from tests.sampling.side_streams import HostStream
+
+SEEDS = torch.arange(NODES - 1, -1, -1)
+
+
+def items(seeds=SEEDS):
+    return gb.ItemSet((seeds, seeds * 2), names=("seed_nodes", "labels"))
+
+
+def features(nodes=NODES):
+    rows = torch.arange(nodes * 3.0).view(nodes, 3)
+    return gb.BasicFeatureStore({("node", None, "x"): gb.TorchBasedFeature(rows)})
+
+
+def sampled_pipe(graph, fanouts, *, batch_size=7, seeds=SEEDS, method="sample_neighbor", **options):
+    pipe = gb.ItemSampler(items(seeds), batch_size=batch_size)
+    return getattr(pipe, method)(graph, fanouts, **options)
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """The fanouts of calls of the operator for all layers."""
+    calls = []
+    sample = FusedCSCSamplingGraph.sample_layers_async
+
+    def noted(self, seeds, fanouts, *arguments):
+        calls.append(fanouts)
+        return sample(self, seeds, fanouts, *arguments)
+
+    monkeypatch.setattr(FusedCSCSamplingGraph, "sample_layers_async", noted)
+    return calls
+
+
+@pytest.fixture
+def side_stream(monkeypatch):
+    """Has loaders look ahead on the CPU."""
+    stream = HostStream()
+    monkeypatch.setattr(mini_batches, "side_stream_of", lambda device: stream)
+    monkeypatch.setattr(
+        mini_batches, "_may_prefetch", lambda it: it.is_known and it.tables() is not None
+    )
+    return stream
+
+
+def chained(pipe):
+    """What the chain of pipes makes itself."""
+    return [str(batch) for batch in pipe]
+
+
+def check_samples(graph, batch, seeds, fanouts, allowed=None):
+    """A batch has samples of the graph without replacement, each node of a layer once."""
+    expected = seeds
+    for subgraph, fanout in zip(reversed(batch.sampled_subgraphs), reversed(fanouts), strict=True):
+        rows, columns = subgraph.original_row_node_ids, subgraph.original_column_node_ids
+        assert torch.equal(columns, expected)
+        assert torch.equal(rows[: len(columns)], columns)
+        assert len(rows.unique()) == len(rows)
+        csc, eids = subgraph.sampled_csc, subgraph.original_edge_ids - 1000
+        assert torch.equal(rows[csc.indices.long()], graph.indices[eids])
+        assert set(rows[len(columns) :].tolist()) <= set(rows[csc.indices.long()].tolist())
+        for at, node in enumerate(columns.tolist()):
+            own = eids[csc.indptr[at] : csc.indptr[at + 1]].tolist()
+            first, last = graph.csc_indptr[node : node + 2].tolist()
+            candidates = set(range(first, last)) if allowed is None else allowed(first, last)
+            assert set(own) <= candidates
+            most = len(candidates) if fanout == -1 else min(fanout, len(candidates))
+            assert len(own) == len(set(own)) == most
+        expected = rows
+    assert torch.equal(batch.input_nodes, expected)
+
+
+@pytest.mark.parametrize("fanouts", [[3, 2], [-1, 4, 1], [2]])
+@pytest.mark.parametrize("with_lookahead", [False, True])
+def test_a_loader_samples_all_layers_at_once(fanouts, with_lookahead, calls, request):
+    if with_lookahead:
+        request.getfixturevalue("side_stream")
+    graph = random_graph()
+    pipe = sampled_pipe(graph, fanouts).fetch_feature(features(), node_feature_keys=["x"])
+    batches = [*gb.DataLoader(pipe)]
+    assert len(batches) == len(calls) == 9
+    assert calls[0] == fanouts
+    rows = torch.arange(NODES * 3.0).view(NODES, 3)
+    for batch, seeds in zip(batches, SEEDS.split(7), strict=True):
+        assert torch.equal(batch.seed_nodes, seeds)
+        assert torch.equal(batch.labels, 2 * seeds)
+        check_samples(graph, batch, seeds, fanouts)
+        assert torch.equal(batch.node_features["x"], rows[batch.input_nodes])
+        assert not hasattr(batch, "_seed_nodes")
+
+
+def test_weights_of_0_are_never_sampled_even_where_a_node_has_no_others(calls):
+    weights = torch.rand(600)
+    weights[::3] = 0
+    graph = random_graph(w=weights)
+    first, last = graph.csc_indptr[5:7].tolist()
+    weights[first:last] = 0
+    loader = gb.DataLoader(sampled_pipe(graph, [2, 3], prob_name="w"))
+    for batch, seeds in zip(loader, SEEDS.split(7), strict=True):
+        check_samples(
+            graph,
+            batch,
+            seeds,
+            [2, 3],
+            lambda first, last: {edge for edge in range(first, last) if weights[edge] > 0},
+        )
+    assert calls
+    weights[first] = -1
+    with pytest.raises(InvalidWeightError):
+        list(loader)
+
+
+CHAINS = {
+    "all neighbors": lambda: sampled_pipe(random_graph(), [-1, -1]),
+    "int32": lambda: sampled_pipe(random_graph(torch.int32), [-1], seeds=SEEDS.int()),
+    "repeated seeds": lambda: sampled_pipe(random_graph(), [-1, -1], seeds=SEEDS % 5),
+    "by layer": lambda: sampled_pipe(random_graph(), [-1, -1], method="sample_layer_neighbor"),
+    "not compacted": lambda: sampled_pipe(random_graph(), [-1, -1], deduplicate=False),
+    "subgraph": lambda: gb.ItemSampler(items(), batch_size=9).sample_in_subgraph(random_graph()),
+    "features": lambda: sampled_pipe(random_graph(), [-1]).fetch_feature(features(), ["x"]),
+    "copied": lambda: sampled_pipe(random_graph(), [-1]).copy_to("cpu"),
+    "copied before": lambda: (
+        gb.ItemSampler(items(), batch_size=4)
+        .copy_to("cpu", extra_attrs=["seed_nodes"])
+        .sample_neighbor(random_graph(), [-1])
+    ),
+    "a user's stage": lambda: sampled_pipe(random_graph(), [-1]).transform(_with_mark),
+    "a user's pipe": lambda: sampled_pipe(random_graph(), [-1]).buffer(2).transform(_with_mark),
+    "no sampler": lambda: gb.ItemSampler(items(), batch_size=4).transform(_with_mark),
+    "types": lambda: _typed_pipe([torch.tensor([-1]), torch.tensor([-1])]),
+    "fanouts by type": lambda: _typed_pipe([torch.tensor([-1, -1, -1]), torch.tensor([-1])]),
+    "links": lambda: gb.ItemSampler(_links(), batch_size=5).sample_neighbor(random_graph(), [-1]),
+}
+
+
+def _with_mark(batch):
+    batch.labels = batch.labels + 1000
+    return batch
+
+
+def _typed_pipe(fanouts):
+    seeds = gb.ItemSetDict(
+        {
+            "a": gb.ItemSet(torch.arange(40), names="seed_nodes"),
+            "b": gb.ItemSet(torch.arange(20), names="seed_nodes"),
+        }
+    )
+    pipe = gb.ItemSampler(seeds, batch_size=7)
+    return pipe.sample_neighbor(random_graph(with_types=True), fanouts)
+
+
+def _links():
+    return gb.ItemSet(torch.stack([SEEDS, SEEDS.flip(0)], 1), names="node_pairs")
+
+
+@pytest.mark.parametrize("name", CHAINS)
+@pytest.mark.parametrize("with_lookahead", [False, True])
+def test_a_loader_gives_what_its_chain_gives(name, with_lookahead, request):
+    if with_lookahead:
+        request.getfixturevalue("side_stream")
+    make = CHAINS[name]
+    expected = chained(make())
+    loader = gb.DataLoader(make())
+    assert chained(loader) == expected
+    assert chained(loader) == expected
+
+
+@pytest.mark.parametrize("name", ["all neighbors", "types", "features", "copied"])
+def test_workers_give_what_the_chain_gives(name):
+    make = CHAINS[name]
+    loader = gb.DataLoader(make(), num_workers=2)
+    assert Counter(chained(loader)) == Counter(chained(make()))
+
+
+def test_workers_sample_their_own_seeds_and_draw_other_numbers(calls):
+    graph = random_graph()
+    pipe = sampled_pipe(graph, [2, 2], seeds=SEEDS.repeat(2), batch_size=NODES)
+    pipe = pipe.fetch_feature(features(), ["x"])
+    one, other = gb.DataLoader(pipe, num_workers=2)
+    for batch in (one, other):
+        check_samples(graph, batch, SEEDS, [2, 2])
+    assert str(one.sampled_subgraphs) != str(other.sampled_subgraphs)
+
+
+@pytest.mark.parametrize("method", ["sample_neighbor", "sample_layer_neighbor"])
+def test_a_seed_gives_the_same_batches_ahead_or_not(method, monkeypatch, request):
+    def passes():
+        gb.seed(5)
+        torch.manual_seed(5)
+        pipe = gb.ItemSampler(_links(), batch_size=5).sample_uniform_negative(random_graph(), 2)
+        loader = gb.DataLoader(getattr(pipe, method)(random_graph(), [2, 2]))
+        made = []
+        for batch in loader:
+            made.append(str(batch.sampled_subgraphs))
+            gb.expand_indptr(torch.tensor([0, 1]), torch.int64)
+        return made, chained(loader)
+
+    stream = request.getfixturevalue("side_stream")
+    ahead = passes()
+    assert ahead == passes()
+    assert ahead[0] != ahead[1]
+    stream.is_idle = True
+    assert passes() == ahead
+
+
+def test_negatives_are_torchs_as_in_the_chain():
+    def pipe():
+        torch.manual_seed(3)
+        pipe = gb.ItemSampler(_links(), batch_size=5).sample_uniform_negative(random_graph(), 2)
+        return pipe.sample_neighbor(random_graph(), [-1])
+
+    expected = [batch.negative_dsts.tolist() for batch in gb.DataLoader(pipe())]
+    torch.manual_seed(3)
+    torch.empty((), dtype=torch.int64).random_()  # torch's loader draws two seeds
+    torch.empty((), dtype=torch.int64).random_()
+    assert expected == [batch.negative_dsts.tolist() for batch in pipe_without_seeding()]
+
+
+def pipe_without_seeding():
+    pipe = gb.ItemSampler(_links(), batch_size=5).sample_uniform_negative(random_graph(), 2)
+    return pipe.sample_neighbor(random_graph(), [-1])
+
+
+def test_what_is_written_to_features_and_graphs_is_in_the_next_batch(side_stream):
+    store, graph = features(), random_graph()
+    pipe = sampled_pipe(graph, [-1]).fetch_feature(store, ["x"])
+    batches = iter(gb.DataLoader(pipe))
+    next(batches)
+    next(batches)
+    store.update("node", None, "x", torch.full((NODES, 3), -1.0))
+    assert next(batches).node_features["x"].unique().tolist() == [-1]
+    store.update("node", None, "x", torch.full((1, 3), 7.0), torch.tensor([30]))
+    batch = next(batches)
+    assert (batch.node_features["x"] == 7).any(1).equal(batch.input_nodes == 30)
+    graph.edge_attributes[gb.ORIGINAL_EDGE_ID] += 5000
+    assert next(batches).sampled_subgraphs[0].original_edge_ids.min() >= 6000
+
+
+class OneOfTwo:
+    """Samples edges of even ids alone."""
+
+    def __init__(self, graph):
+        self.graph = graph
+
+    def __call__(self, nodes, *arguments):
+        sampled = self.graph.in_subgraph(nodes)
+        ends = sampled.sampled_csc
+        kept = sampled.original_edge_ids % 2 == 0
+        counts = torch.nn.functional.pad(kept.cumsum(0), (1, 0))
+        csc = gb.CSCFormatBase(counts[ends.indptr], ends.indices[kept])
+        return gb.SampledSubgraphImpl(csc, original_edge_ids=sampled.original_edge_ids[kept])
+
+
+class EvenSeeds(gb.NeighborSampler):
+    """Samples for every other seed."""
+
+    def sampling_stages(self, datapipe, graph, *arguments):
+        return super().sampling_stages(datapipe.transform(self._even), graph, *arguments)
+
+    @staticmethod
+    def _even(batch):
+        batch._seed_nodes = batch._seed_nodes[batch._seed_nodes % 2 == 0]
+        return batch
+
+
+@pytest.mark.parametrize("with_lookahead", [False, True])
+def test_a_sampler_of_the_users_own_is_called(with_lookahead, calls, request):
+    if with_lookahead:
+        request.getfixturevalue("side_stream")
+
+    graph = random_graph()
+    pipe = EvenSeeds(gb.ItemSampler(items(), batch_size=10), graph, [2])
+    for batch, seeds in zip(gb.DataLoader(pipe), SEEDS.split(10), strict=True):
+        check_samples(graph, batch, seeds[seeds % 2 == 0], [2])
+    calls.clear()
+    first = gb.ItemSampler(items(), batch_size=30)
+    pipe = gb.NeighborSampler(first, graph, [2], sampler=OneOfTwo(graph))
+    for batch in gb.DataLoader(pipe):
+        assert not (batch.sampled_subgraphs[0].original_edge_ids % 2).any()
+    assert not calls
+
+
+def test_errors_of_stages_come_where_the_batch_is_due(side_stream):
+    graph = random_graph()
+    pipe = sampled_pipe(graph, [2], seeds=torch.tensor([1, 2, 3, NODES, 4]), batch_size=1)
+    batches = iter(gb.DataLoader(pipe))
+    for expected in (1, 2, 3):
+        assert next(batches).seed_nodes.tolist() == [expected]
+    with pytest.raises(Exception, match="60"):
+        next(batches)
+
+
+def test_fanouts_and_dtypes_are_checked_as_graphbolt_does():
+    with pytest.raises(AssertionError, match="dtype"):
+        [*gb.DataLoader(sampled_pipe(random_graph(), [2], seeds=SEEDS.int()))]
+    with pytest.raises(AssertionError, match="either -1 or"):
+        [*gb.DataLoader(sampled_pipe(random_graph(), [-3]))]
+    with pytest.raises(AssertionError, match="Unknown edge attribute"):
+        [*gb.DataLoader(sampled_pipe(random_graph(), [2], prob_name="w"))]
+
+
+def described(block):
+    frames = [{n: c.tolist() for n, c in frame.items()} for frame in block._node_frames]
+    frames += [{n: c.tolist() for n, c in frame.items()} for frame in block._edge_frames]
+    edges = {
+        etype: [ends.tolist() for ends in block.edges(etype=etype, order="eid", form="all")]
+        for etype in block.canonical_etypes
+    }
+    counts = [block.num_src_nodes(t) for t in block.srctypes]
+    counts += [block.num_dst_nodes(t) for t in block.dsttypes]
+    return block.srctypes, block.dsttypes, block.idtype, counts, edges, frames
+
+
+@pytest.mark.parametrize("name", ["all neighbors", "int32", "types", "not compacted", "subgraph"])
+@pytest.mark.parametrize("from_loader", [False, True])
+def test_blocks_are_those_that_graphbolt_makes(name, from_loader):
+    pipe = CHAINS[name]()
+    for batch in gb.DataLoader(pipe) if from_loader else pipe:
+        made = [described(block) for block in batch.blocks]
+        expected = originals["dgl.graphbolt.minibatch:MiniBatch.blocks"].fget(batch)
+        assert made == [described(block) for block in expected]
+
+
+def test_blocks_of_nothing_and_of_sources_that_are_not_there():
+    assert gb.MiniBatch().blocks is None
+    batch = next(iter(gb.DataLoader(CHAINS["all neighbors"]())))
+    assert batch.blocks
+    csc = batch.sampled_subgraphs[0].sampled_csc
+    csc.indices[3] = len(batch.input_nodes)
+    with pytest.raises(dgl.DGLError, match=f"is {len(batch.input_nodes)}, and there"):
+        batch.blocks  # noqa: B018
+    csc.indices[3] = -2
+    with pytest.raises(dgl.DGLError, match="subgraph is -2"):
+        batch.blocks  # noqa: B018
+
+
+def test_etypes_without_edges_have_blocks():
+    pipe = _typed_pipe([torch.tensor([0, 0, 0])])
+    block = next(iter(gb.DataLoader(pipe))).blocks[0]
+    edges = {":".join(etype): block.num_edges(etype) for etype in block.canonical_etypes}
+    assert edges == dict.fromkeys(ETYPES, 0)
