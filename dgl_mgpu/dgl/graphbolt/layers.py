@@ -33,7 +33,7 @@ class Layer(NamedTuple):
     @property
     def graph(self) -> Any:
         """The graph, if its own method samples and nobody has put another in its place."""
-        graph = getattr(self.sample, "__self__", None)
+        graph: Any = getattr(self.sample, "__self__", None)
         is_its_own = (
             type(graph) is FusedCSCSamplingGraph
             and getattr(self.sample, "__func__", None) is FusedCSCSamplingGraph.sample_neighbors

@@ -34,7 +34,8 @@ def iterate(datapipe: Any) -> Iterator[Any]:
     if not pipeline.samples:
         yield from datapipe
         return
-    side_stream = side_stream_of(pipeline.device) if _may_prefetch(pipeline) else None
+    device = pipeline.device or torch.device("cpu")
+    side_stream = side_stream_of(device) if _may_prefetch(pipeline) else None
     if side_stream is not None and side_stream.is_full:
         side_stream = None
     for loader in pipeline.loaders:
@@ -153,7 +154,7 @@ def _copied(element: Any) -> Any:
     """A mini-batch with the same contents; anything else as it is."""
     if type(element) is not MiniBatch:
         return element
-    copied = MiniBatch.__new__(MiniBatch)
+    copied = object.__new__(type(element))
     copied.__dict__ = {
         name: dict(value) if type(value) is dict else value for name, value in vars(element).items()
     }

@@ -136,7 +136,7 @@ class Pipeline:
 
     def _add_layer(self, layer: Layer) -> None:
         stage = functools.partial(_sample, layer)
-        graph = getattr(layer.sample, "__self__", None)
+        graph: Any = getattr(layer.sample, "__self__", None)
         self.graphs.append(graph)
         if type(graph) is not FusedCSCSamplingGraph or type(graph._c_csc_graph) is not OwnGraph:
             self.is_known = False

@@ -9,9 +9,9 @@ from dgl_mgpu.graph.originals import originals
 
 
 def wrap_parent(
-    datapipe_graph: Any, target: type, wrapper: Callable[..., Any], **kwargs: Any
+    datapipe_graph: Any, target_datapipe: type, wrapper: Callable[..., Any], **kwargs: Any
 ) -> Any:
-    """In place of DGL's: what comes before a pipe of type ``target`` is an end as well.
+    """In place of DGL's: what comes before a pipe of type ``target_datapipe`` is an end as well.
 
     A thread or a worker process then runs it as one loop, too.
     """
@@ -21,4 +21,4 @@ def wrap_parent(
         return wrapper(EndMarker(parent), **kwargs)
 
     original = originals["dgl.graphbolt.dataloader:_find_and_wrap_parent"]
-    return original(datapipe_graph, target, wrapped, **kwargs)
+    return original(datapipe_graph, target_datapipe, wrapped, **kwargs)
