@@ -219,7 +219,13 @@ GRAPHBOLT_WRITERS = MappingProxyType(
             _write_nodes, "ogbn-products", nodes=30_000, edges=300_000, width=100, train=0.6
         ),
         "gb-ogbn-arxiv": partial(
-            _write_nodes, "ogbn-arxiv", nodes=15_000, edges=150_000, width=128, train=0.5, signal=0.3
+            _write_nodes,
+            "ogbn-arxiv",
+            nodes=15_000,
+            edges=150_000,
+            width=128,
+            train=0.5,
+            signal=0.3,
         ),
         "gb-ogbl-citation2": _write_citation,
         "gb-cora": _write_cora,
