@@ -1,9 +1,10 @@
 """Claim: DGL's examples reach the same accuracy when their models run as CUDA graphs.
 
-Each case is a script of DGL v2.1.0's ``examples`` that calls a model with the blocks of
-mini-batches. It is run, unmodified, by ``python -m dgl_mgpu --capture=off`` and ``--capture=on`` on
-one GPU, with several seeds. Its data are generated, in the formats that it reads
-(:mod:`benchmarks.dgl_examples_data`), so that accuracies tell that training works, and no more.
+Each case is a script of DGL v2.1.0's ``examples``, or a notebook beside them, that calls a model
+with the blocks of mini-batches. It is run, unmodified, by ``python -m dgl_mgpu --capture=off`` and
+``--capture=on`` on one GPU, or as many as its arguments name, with several seeds. Its data are
+generated, in the formats that it reads (:mod:`benchmarks.dgl_examples_data`), so that accuracies
+tell that training works, and no more.
 The mode ``everywhere`` is ``on`` with ``dgl_mgpu.capture_models()`` called when DGL is imported: it
 captures models of scripts, too, that have no loader of DGL's on a GPU.
 
@@ -49,7 +50,7 @@ from typing import Any
 
 from benchmarks.datasets import NO_FILES
 from benchmarks.dgl_examples_case import NUMBER, Case
-from benchmarks.dgl_examples_graphbolt import GRAPHBOLT_CASES, as_script
+from benchmarks.dgl_examples_graphbolt import GRAPHBOLT_CASES, GRAPHBOLT_LEFT_OUT, as_script
 from benchmarks.machine import describe_machine
 
 ROOT = Path(__file__).parents[1]
@@ -243,7 +244,7 @@ LEFT_OUT = MappingProxyType(
             "is for several machines, with graphs on CPUs",
         "advanced/cugraph/graphsage.py": "needs pylibcugraphops",
         "advanced/cugraph/rgcn.py": "needs pylibcugraphops",
-        "../notebooks/stochastic_training/neighbor_sampling_overview.ipynb": "has no code",
+        **GRAPHBOLT_LEFT_OUT,
     }
 )  # fmt: skip
 

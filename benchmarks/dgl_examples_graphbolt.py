@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import MappingProxyType
 
 from benchmarks.dgl_examples_case import ACCURACY, NUMBER, Case
 
@@ -88,9 +89,6 @@ GRAPHBOLT_CASES = (
         rf"val_acc[=:]\s*{NUMBER}", "validation accuracy",
         requires=("torchmetrics", "pytorch-lightning"), loads_on_gpu=False,
     ),
-    Case(
-        "gb_sparse", f"{_FOLDER}sparse/graphsage.py", (), _PRODUCTS, on_cpu=(), loads_on_gpu=False,
-    ),
     _rgcn("ogbn-mag"),
     _rgcn("ogb-lsc-mag240m"),
     Case(
@@ -104,7 +102,6 @@ GRAPHBOLT_CASES = (
     _multi("two_pinned", "0,1", "pinned-cuda"),
     _multi("two_gpu", "0,1", "cuda-cuda"),
     _multi("two_cache", "0,1", "pinned-cuda", "--gpu-cache-size", "10000"),
-    _notebook("walkthrough", "graphbolt/walkthrough", None, r"num_edges=(\d+)", "edges"),
     _notebook(
         "nodes", "stochastic_training/node_classification", "gb-ogbn-arxiv",
         rf"Validation Accuracy {NUMBER}", "validation accuracy", "scikit-learn",
@@ -121,6 +118,17 @@ GRAPHBOLT_CASES = (
         "heterograph", "stochastic_training/ondisk_dataset_heterograph", None,
         r"num_edges=\{.*'user:like:item': (\d+)", "edges of a type",
     ),
+)  # fmt: skip
+
+#: What is not run, and why.
+GRAPHBOLT_LEFT_OUT = MappingProxyType(
+    {
+        f"{_FOLDER}sparse/graphsage.py":
+            "its sampler does not take timestamps, which GraphBolt 2.1 gives it: a TypeError",
+        f"{_NOTEBOOKS}graphbolt/walkthrough.ipynb":
+            "its last cell calls from_fused_csc, which GraphBolt 2.1 has not; all before it runs",
+        f"{_NOTEBOOKS}stochastic_training/neighbor_sampling_overview.ipynb": "has no code",
+    }
 )  # fmt: skip
 
 
