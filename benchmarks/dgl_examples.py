@@ -1,9 +1,10 @@
 """Claim: DGL's examples reach the same accuracy when their models run as CUDA graphs.
 
-Each case is a script of DGL v2.1.0's ``examples`` that calls a model with the blocks of
-mini-batches. It is run, unmodified, by ``python -m dgl_mgpu --capture=off`` and ``--capture=on`` on
-one GPU, with several seeds. Its data are generated, in the formats that it reads
-(:mod:`benchmarks.dgl_examples_data`), so that accuracies tell that training works, and no more.
+Each case is a script of DGL v2.1.0's ``examples``, or a notebook beside them, that calls a model
+with the blocks of mini-batches. It is run, unmodified, by ``python -m dgl_mgpu --capture=off`` and
+``--capture=on`` on one GPU, or as many as its arguments name, with several seeds. Its data are
+generated, in the formats that it reads (:mod:`benchmarks.dgl_examples_data`), so that accuracies
+tell that training works, and no more.
 The mode ``everywhere`` is ``on`` with ``dgl_mgpu.capture_models()`` called when DGL is imported: it
 captures models of scripts, too, that have no loader of DGL's on a GPU.
 
@@ -28,7 +29,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib.metadata
 import itertools
 import json
 import math
@@ -48,9 +48,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from packaging.requirements import Requirement
-
 from benchmarks.datasets import NO_FILES
+from benchmarks.dgl_examples_case import NUMBER, Case
+from benchmarks.dgl_examples_graphbolt import GRAPHBOLT_CASES, GRAPHBOLT_LEFT_OUT, as_script
 from benchmarks.machine import describe_machine
 
 ROOT = Path(__file__).parents[1]
@@ -62,77 +62,14 @@ AGREEMENT = 4.0
 #: The least standard error of a difference: what a few hundred test nodes tell.
 RESOLUTION = 2e-3
 
-_ACCURACY = r"[Tt]est [Aa]cc(?:uracy|\.)?:? (\d\.\d+)"
-_NUMBER = r"([0-9.]+(?:e-?\d+)?)"
-
-
-@dataclass(frozen=True)
-class Case:
-    """A script, and how it is run.
-
-    Attributes
-    ----------
-    name : str
-    script : str
-        Relative to DGL's ``examples``.
-    args : tuple of str
-    data : str
-        Of :data:`benchmarks.dgl_examples_data.WRITERS`.
-    measure : str
-        What the pattern finds.
-    pattern : str
-        Its last match in the script's output has the value as its group.
-    on_cpu : tuple of str or None
-        Arguments for a machine without a GPU; None if the script needs one.
-    requires : tuple of str
-        Packages beyond DGL's own needs, as pip takes them.
-    is_seeded : bool
-        Whether the script seeds itself, so that runs differ in little.
-    loads_on_gpu : bool
-        Whether a loader of DGL's gives it mini-batches on the GPU: else ``on`` captures nothing.
-    """
-
-    name: str
-    script: str
-    args: tuple[str, ...]
-    data: str
-    pattern: str = _ACCURACY
-    measure: str = "test accuracy"
-    on_cpu: tuple[str, ...] | None = None
-    requires: tuple[str, ...] = ("torchmetrics",)
-    is_seeded: bool = False
-    loads_on_gpu: bool = True
-
-    def arguments(self, has_gpu: bool) -> tuple[str, ...] | None:
-        """Those for this machine."""
-        return self.args if has_gpu else self.on_cpu
-
-    def value(self, output: str) -> float | None:
-        """What the script printed last of its measure."""
-        found = re.findall(self.pattern, output, re.MULTILINE)
-        return float(found[-1]) if found else None
-
-    def absent(self) -> list[str]:
-        """Packages that the script needs and this machine lacks."""
-        return [each for each in self.requires if not _is_installed(Requirement(each))]
-
-
-def _is_installed(requirement: Requirement) -> bool:
-    try:
-        version = importlib.metadata.version(requirement.name)
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return requirement.specifier.contains(version)
-
-
 _SAGE = "pytorch/graphsage/node_classification.py"
 _LINK = "pytorch/graphsage/link_pred.py"
 _MULTI = "pytorch/multigpu/multi_gpu_"
 _PRODUCTS = "pytorch/ogb/ogbn-products/"
 _LABOR = "pytorch/labor/train_lightning.py"
 _CPU = ("--mode", "cpu")
-_MRR = rf"Test MRR {_NUMBER}"
-_MEAN = rf"Average test accuracy: {_NUMBER}"
+_MRR = rf"Test MRR {NUMBER}"
+_MEAN = rf"Average test accuracy: {NUMBER}"
 
 
 def _labor(name: str, *args: str) -> Case:
@@ -176,7 +113,7 @@ CASES = (
         Case(
             f"multi_gpu_links_{mode}", f"{_MULTI}link_prediction.py",
             ("--gpu", "0", "--mode", mode), "ogbn-products",
-            rf"Test F1-Score {_NUMBER}", "test F1", requires=("scikit-learn<1.8",),
+            rf"Test F1-Score {NUMBER}", "test F1", requires=("scikit-learn<1.8",),
         )
         for mode in ("mixed", "puregpu")
     ),
@@ -212,11 +149,11 @@ CASES = (
     Case("rgat", "pytorch/rgat/train.py", (), "ogbn-mag", on_cpu=()),
     Case(
         "mag_rgcn", "pytorch/ogb/ogbn-mag/hetero_rgcn.py", ("--runs", "2"), "ogbn-mag",
-        rf"Final Test: {_NUMBER}", "test accuracy, %", ("--runs", "1"), ("psutil",),
+        rf"Final Test: {NUMBER}", "test accuracy, %", ("--runs", "1"), ("psutil",),
     ),
     Case(
         "core_rgcn", "core/rgcn/hetero_rgcn.py", ("--num_gpus", "1"), "ogbn-mag",
-        rf"Test accuracy {_NUMBER}", "test accuracy, %", (), ("psutil",),
+        rf"Test accuracy {NUMBER}", "test accuracy, %", (), ("psutil",),
     ),
     Case(
         "products_sage", f"{_PRODUCTS}graphsage/main.py",
@@ -239,23 +176,23 @@ CASES = (
     _labor("poisson", "--sampler", "poisson-ladies"),
     Case(
         "vrgcn", "pytorch/vrgcn/train_cv.py", ("--num-epochs", "11"), "reddit",
-        rf"Eval Acc {_NUMBER}", "validation accuracy", requires=(), loads_on_gpu=False,
+        rf"Eval Acc {NUMBER}", "validation accuracy", requires=(), loads_on_gpu=False,
     ),
     Case(
         "vrgcn_multi_gpu", "pytorch/vrgcn/train_cv_multi_gpu.py", ("--num-epochs", "11"), "reddit",
-        rf"Eval Acc {_NUMBER}", "validation accuracy", requires=(), loads_on_gpu=False,
+        rf"Eval Acc {NUMBER}", "validation accuracy", requires=(), loads_on_gpu=False,
     ),
     Case(
         "caregnn", "pytorch/caregnn/main_sampling.py",
         ("--gpu", "0", "--max_epoch", "6", "--batch_size", "64"), "amazon",
-        rf"Test AUC: {_NUMBER}", "test AUC",
+        rf"Test AUC: {NUMBER}", "test AUC",
         ("--max_epoch", "2", "--batch_size", "64", "--num_workers", "0"), ("scikit-learn",),
         is_seeded=True,
     ),
     Case(
         "gas", "pytorch/gas/main_sampling.py",
         ("--gpu", "0", "--max_epoch", "3", "--num_workers", "0"), "pol",
-        rf"Test AUC: {_NUMBER}", "test AUC", ("--max_epoch", "1", "--num_workers", "0"),
+        rf"Test AUC: {NUMBER}", "test AUC", ("--max_epoch", "1", "--num_workers", "0"),
         ("scikit-learn",), loads_on_gpu=False,
     ),
     *(
@@ -263,7 +200,7 @@ CASES = (
             name, f"pytorch/pinsage/{script}.py",
             ("dataset/movies", "--device", "cuda:0", "--num-epochs", "2",
              "--batches-per-epoch", "300", "--lr", "3e-3", "--hidden-dims", "32"), "movies",
-            rf"^{_NUMBER}$", "hits at 10",
+            rf"^{NUMBER}$", "hits at 10",
             ("dataset/movies", "--batches-per-epoch", "50"), (), loads_on_gpu=False,
         )
         for name, script in (("pinsage", "model"), ("pinsage_sparse", "model_sparse"))
@@ -273,12 +210,13 @@ CASES = (
             name, f"pytorch/GATNE-T/src/{script}.py",
             ("--input", "dataset/multiplex", "--epoch", "2", "--gpu", "0", "--num-walks", "5",
              "--workers", "2"), "multiplex",
-            rf"Overall ROC-AUC: {_NUMBER}", "test AUC",
+            rf"Overall ROC-AUC: {NUMBER}", "test AUC",
             ("--input", "dataset/multiplex", "--epoch", "1", "--num-walks", "1", "--workers", "1"),
             ("scikit-learn", "networkx"), loads_on_gpu=False,
         )
         for name, script in (("gatne", "main"), ("gatne_sparse", "main_sparse"))
     ),
+    *GRAPHBOLT_CASES,
 )  # fmt: skip
 
 #: Scripts that call a model with blocks, and why they are not run.
@@ -306,8 +244,7 @@ LEFT_OUT = MappingProxyType(
             "is for several machines, with graphs on CPUs",
         "advanced/cugraph/graphsage.py": "needs pylibcugraphops",
         "advanced/cugraph/rgcn.py": "needs pylibcugraphops",
-        "sampling/graphbolt": "models of dgl.graphbolt's mini-batches are not captured yet",
-        "multigpu/graphbolt": "models of dgl.graphbolt's mini-batches are not captured yet",
+        **GRAPHBOLT_LEFT_OUT,
     }
 )  # fmt: skip
 
@@ -457,7 +394,7 @@ class Bench:
             path = self.work / "site" / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
-        write_all(sorted({case.data for case in cases}), self.work / "data")
+        write_all(sorted({case.data for case in cases if case.data}), self.work / "data")
 
     def run(self, case: Case, mode: str, seed: int) -> dict[str, Any]:
         """Run a script to its end or to the limit of time, and say what came of it."""
@@ -466,7 +403,7 @@ class Bench:
         counts = folder / "counts"
         counts.mkdir(parents=True)
         self._link_data(folder)
-        script = self.examples / case.script
+        script = self._script(case, folder)
         arguments = case.arguments(self.has_gpu)
         if arguments is None:
             raise ValueError(f"{case.name} needs a GPU")
@@ -498,9 +435,18 @@ class Bench:
             result["error"] = last_line(errors)
         return result
 
+    def _script(self, case: Case, folder: Path) -> Path:
+        path = self.examples / case.script
+        if path.suffix != ".ipynb":
+            return path
+        script = folder / f"{path.stem}.py"
+        script.write_text(as_script(path))
+        return script
+
     def _link_data(self, folder: Path) -> None:
         """Let scripts add files of their own beside the data, which runs share."""
-        (folder / "dataset").symlink_to(self.work / "data" / "dataset")
+        for name in ("dataset", "datasets"):
+            (folder / name).symlink_to(self.work / "data" / name)
         (folder / "dgl").mkdir()
         for path in (self.work / "data" / "dgl").iterdir():
             (folder / "dgl" / path.name).symlink_to(path)
@@ -624,6 +570,8 @@ def main() -> None:
     for case in asked:
         if case.arguments(bench.has_gpu) is None:
             left_out[case.name] = "needs a GPU"
+        elif bench.has_gpu and case.num_gpus > torch.cuda.device_count():
+            left_out[case.name] = f"needs {case.num_gpus} GPUs"
         elif missing := case.absent():
             left_out[case.name] = f"needs {', '.join(missing)}"
         else:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import pickle
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -20,6 +19,8 @@ import scipy.sparse
 import torch
 
 import dgl_mgpu  # noqa: F401  makes DGL import
+from benchmarks.dgl_examples_classes import classes_of, undirected
+from benchmarks.dgl_examples_graphbolt_data import GRAPHBOLT_WRITERS
 
 import dgl  # isort: skip
 from dgl.data import DGLBuiltinDataset, FraudDataset, RedditDataset  # isort: skip
@@ -28,7 +29,6 @@ from dgl.data.utils import _get_dgl_url, save_graphs, save_info  # isort: skip
 #: By a data set's name: OGB's version of it.
 _VERSIONS = {"ogbn-products": 1, "ogbn-mag": 2, "ogbl-citation2": 1}
 _SPLITS = {"ogbn-products": "sales_ranking", "ogbn-mag": "time", "ogbl-citation2": "time"}
-_Ids = np.ndarray[Any, np.dtype[np.int64]]
 
 
 def write_all(names: Sequence[str], folder: Path) -> None:
@@ -39,9 +39,10 @@ def write_all(names: Sequence[str], folder: Path) -> None:
     names : sequence of str
         Of :data:`WRITERS`.
     folder : Path
-        Its ``dataset`` gets what scripts read from there, and its ``dgl`` what DGL would download.
+        Its ``dataset`` gets what scripts read from there, its ``datasets`` what GraphBolt
+        would download, and its ``dgl`` what DGL would.
     """
-    for kind in ("dataset", "dgl"):
+    for kind in ("dataset", "datasets", "dgl"):
         (folder / kind).mkdir(parents=True, exist_ok=True)
     before = os.environ.get("DGL_DOWNLOAD_DIR")
     os.environ["DGL_DOWNLOAD_DIR"] = str(folder / "dgl")
@@ -57,64 +58,10 @@ def write_all(names: Sequence[str], folder: Path) -> None:
             os.environ["DGL_DOWNLOAD_DIR"] = before
 
 
-@dataclass(frozen=True)
-class _Classes:
-    """Classes of nodes, and what is drawn by them."""
-
-    rng: np.random.Generator
-    count: int
-    homophily: float
-
-    def labels(self, nodes: int) -> _Ids:
-        return self.rng.integers(self.count, size=nodes)
-
-    def ends(self, src: _Ids, sources: _Ids, targets: _Ids) -> _Ids:
-        """For each source a target, mostly of its class; the arguments are ids, and labels."""
-        order = np.argsort(targets, kind="stable")
-        counts = np.bincount(targets, minlength=self.count)
-        starts = np.cumsum(counts) - counts
-        wanted = sources[src]
-        place = (self.rng.random(len(src)) * counts[wanted]).astype(np.int64)
-        alike = order[np.minimum(starts[wanted] + place, len(targets) - 1)]
-        any_ = self.rng.integers(len(targets), size=len(src))
-        return np.where(self.rng.random(len(src)) < self.homophily, alike, any_)
-
-    def edges(self, number: int, sources: _Ids, targets: _Ids) -> tuple[_Ids, _Ids]:
-        """Edges, at least one from each source and one to each target."""
-        extra = self.rng.integers(len(sources), size=max(0, number - len(sources) - len(targets)))
-        src = np.concatenate([np.arange(len(sources)), extra])
-        dst = self.ends(src, sources, targets)
-        back = self.ends(np.arange(len(targets)), targets, sources)
-        return np.concatenate([src, back]), np.concatenate([dst, np.arange(len(targets))])
-
-    def features(self, labels: _Ids, width: int, signal: float) -> torch.Tensor:
-        centroids = self.rng.standard_normal((self.count, width)) * signal
-        noise = self.rng.standard_normal((len(labels), width))
-        return torch.from_numpy(centroids[labels] + noise).float()
-
-    def split(self, nodes: int, train: float, valid: float) -> list[torch.Tensor]:
-        order = torch.from_numpy(self.rng.permutation(nodes))
-        sizes = [int(train * nodes), int(valid * nodes)]
-        return [*order.split([*sizes, nodes - sum(sizes)])]
-
-
-def _classes(count: int, homophily: float) -> _Classes:
-    return _Classes(np.random.default_rng(0), count, homophily)
-
-
 def _mask(ids: torch.Tensor, nodes: int) -> torch.Tensor:
     mask = torch.zeros(nodes, dtype=torch.bool)
     mask[ids] = True
     return mask
-
-
-def _undirected(classes: _Classes, edges: int, labels: _Ids) -> tuple[torch.Tensor, torch.Tensor]:
-    """The second half of the edges are the first half's reverse ones."""
-    src, dst = classes.edges(edges // 2, labels, labels)
-    kept = src != dst
-    src, dst = src[kept], dst[kept]
-    both = np.concatenate([src, dst]), np.concatenate([dst, src])
-    return torch.from_numpy(both[0]), torch.from_numpy(both[1])
 
 
 def _ogb_folder(name: str, root: Path) -> Path:
@@ -134,9 +81,9 @@ def _write_ogb(
 
 
 def _write_products(root: Path) -> None:
-    classes = _classes(20, 0.4)
+    classes = classes_of(20, 0.4)
     labels = classes.labels(30_000)
-    g = dgl.graph(_undirected(classes, 300_000, labels), num_nodes=len(labels))
+    g = dgl.graph(undirected(classes, 300_000, labels), num_nodes=len(labels))
     g.ndata["feat"] = classes.features(labels, 100, 0.2)
     train, valid, test = classes.split(len(labels), 0.6, 0.1)
     split = {"train": train, "valid": valid, "test": test}
@@ -145,7 +92,7 @@ def _write_products(root: Path) -> None:
 
 
 def _write_citation(root: Path) -> None:
-    classes = _classes(200, 0.9)
+    classes = classes_of(200, 0.9)
     labels = classes.labels(8_000)
     src, dst = classes.edges(28_000, labels, labels)
     kept = src != dst
@@ -169,7 +116,7 @@ def _write_citation(root: Path) -> None:
 
 
 def _write_mag(root: Path) -> None:
-    classes = _classes(20, 0.6)
+    classes = classes_of(20, 0.6)
     sizes = {"author": 12_000, "field_of_study": 1_500, "institution": 500, "paper": 24_000}
     labels = {name: classes.labels(count) for name, count in sizes.items()}
     relations = {
@@ -193,7 +140,7 @@ def _write_mag(root: Path) -> None:
 
 
 def _write_aifb(root: Path) -> None:
-    classes = _classes(4, 0.7)
+    classes = classes_of(4, 0.7)
     sizes = {"Personen": 2_000, "Publikationen": 2_000, "Projekte": 300, "Themen": 100}
     labels = {name: classes.labels(count) for name, count in sizes.items()}
     relations = {
@@ -244,9 +191,9 @@ class _Reddit(RedditDataset):
         Path(self.save_path).mkdir(parents=True, exist_ok=True)
 
     def process(self) -> None:
-        classes = _classes(20, 0.4)
+        classes = classes_of(20, 0.4)
         labels = classes.labels(15_000)
-        g = dgl.graph(_undirected(classes, 150_000, labels), num_nodes=len(labels))
+        g = dgl.graph(undirected(classes, 150_000, labels), num_nodes=len(labels))
         g = dgl.add_self_loop(g)
         g.ndata["feat"] = classes.features(labels, 100, 0.3)
         g.ndata["label"] = torch.from_numpy(labels)
@@ -266,7 +213,7 @@ class _Fraud(FraudDataset):
 
     def process(self) -> None:
         # Of Amazon's nodes, the first 3,305 have no label.
-        classes = _classes(2, 0.8)
+        classes = classes_of(2, 0.8)
         labels = classes.labels(4_305)
         user = self.node_name["amazon"]
         self.graph = dgl.heterograph(
@@ -285,7 +232,7 @@ def _write_fraud(root: Path) -> None:
 
 
 def _write_gas(root: Path) -> None:
-    classes = _classes(2, 0.9)
+    classes = classes_of(2, 0.9)
     users, news = classes.labels(2_000), classes.labels(300)
     src, dst = map(torch.from_numpy, classes.edges(6_000, users, news))
     g = dgl.heterograph(
@@ -307,7 +254,7 @@ def _write_gas(root: Path) -> None:
 
 def _write_movies(root: Path) -> None:
     """What PinSAGE's ``process_movielens1m.py`` makes."""
-    classes = _classes(8, 0.9)
+    classes = classes_of(8, 0.9)
     users, movies = classes.labels(600), classes.labels(400)
     src = np.repeat(np.arange(len(users)), 14)
     dst = classes.ends(src, users, movies)
@@ -344,7 +291,7 @@ def _write_movies(root: Path) -> None:
 
 def _write_multiplex(root: Path) -> None:
     """Edges of two types for GATNE, as lines of text."""
-    classes = _classes(10, 0.9)
+    classes = classes_of(10, 0.9)
     labels = classes.labels(400)
     folder = root / "dataset" / "multiplex"
     folder.mkdir(exist_ok=True)
@@ -374,5 +321,6 @@ WRITERS = MappingProxyType(
         "pol": _write_gas,
         "movies": _write_movies,
         "multiplex": _write_multiplex,
+        **GRAPHBOLT_WRITERS,
     }
 )

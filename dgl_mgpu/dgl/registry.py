@@ -274,6 +274,9 @@ _TABLE: dict[tuple[VersionRange, ...], dict[str, str]] = {
             "torch.cuda.amp.autocast is deprecated: a FutureWarning at every message-passing call",
         "dgl.backend.pytorch.tensor: sparse_matrix":
             "DGLGraph.adj_external() warns that invariant checks are disabled implicitly",
+        "dgl.graphbolt.impl.ondisk_dataset: torch=torch_of_graphs":
+            "reads graphs of GraphBolt's C++ library as torch.load does by default: by version, "
+            "or by TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD, that needs the library",
         "dgl.nn.pytorch.conv.grouprevres: InvertibleCheckpoint":
             "GroupRevRes resizes typed storages, which warn that they are to be removed",
     },

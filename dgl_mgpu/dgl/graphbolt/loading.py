@@ -78,6 +78,7 @@ def _execute(module: ModuleType, loader: Any) -> None:
     import torch
 
     from dgl_mgpu.dgl.graphbolt import datapipes
+    from dgl_mgpu.dgl.graphbolt.files import ScriptObject
     from dgl_mgpu.dgl.graphbolt.graph import FusedCSCSamplingGraph
     from dgl_mgpu.dgl.graphbolt.operators import OPERATORS
 
@@ -100,7 +101,7 @@ def _execute(module: ModuleType, loader: Any) -> None:
         loader.loader.exec_module(module)
     # So that torch reads files of graphs without running what is in them.
     own = vars(module)["FusedCSCSamplingGraph"]
-    torch.serialization.add_safe_globals([own, FusedCSCSamplingGraph])
+    torch.serialization.add_safe_globals([own, FusedCSCSamplingGraph, ScriptObject])
 
 
 def already_loaded(module: ModuleType) -> ModuleSpec:

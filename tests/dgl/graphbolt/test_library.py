@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import os
 import pickle
@@ -142,6 +143,15 @@ def assert_same(one, other):
             assert mine is theirs is None or torch.equal(mine, theirs)
 
 
+#: How the C++ library calls itself and its tensors in files.
+CPP_CLASS = "__torch__.torch.classes.graphbolt.FusedCSCSamplingGraph"
+CPP_TENSORS = {
+    "csc_indptr": "indptr",
+    "indices": "indices",
+    "node_type_offset": "node_type_offset",
+    "type_per_edge": "type_per_edge",
+}
+
 LOADS = """
 import sys
 import dgl_mgpu, dgl.graphbolt as gb
@@ -196,6 +206,54 @@ def test_a_file_is_read_without_running_what_is_in_it(tmp_path, with_types):
     graph = random_graph(with_types=with_types)
     torch.save(graph, tmp_path / "graph.pt")
     assert_same(torch.load(tmp_path / "graph.pt", weights_only=True), graph)
+
+
+def written_by_cpp(graph, monkeypatch, class_name=CPP_CLASS, version=6199):
+    """The graph, which pickles as one of GraphBolt's C++ library."""
+    tensors = {"version_number": torch.tensor([version])}
+    for part, name in CPP_TENSORS.items():
+        if getattr(graph, part) is not None:
+            tensors[name] = getattr(graph, part)
+    state = {"independent_tensors": tensors}
+    for name in ("node_type_to_id", "edge_type_to_id", "node_attributes", "edge_attributes"):
+        values = getattr(graph, name)
+        if values is not None:
+            state[name] = {key: torch.as_tensor(value) for key, value in values.items()}
+    kind = type("ScriptObject", (), {"__getstate__": lambda self: (state, class_name)})
+    kind.__module__ = "torch"
+    monkeypatch.setattr(torch, "ScriptObject", kind)
+    written = copy.copy(graph)
+    written._c_csc_graph = kind()
+    return written
+
+
+@pytest.mark.parametrize("with_types", [False, True])
+@pytest.mark.parametrize("by_default", [True, False])
+def test_a_data_set_of_dgls_is_read(tmp_path, monkeypatch, with_types, by_default):
+    graph = random_graph(with_types=with_types)
+    (tmp_path / "preprocessed").mkdir()
+    with monkeypatch.context() as patched:
+        torch.save(written_by_cpp(graph, patched), tmp_path / "preprocessed" / "graph.pt")
+    topology = "{type: FusedCSCSamplingGraph, path: preprocessed/graph.pt}"
+    (tmp_path / "preprocessed" / "metadata.yaml").write_text(f"graph_topology: {topology}\n")
+    if not by_default:
+        monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
+    found = gb.OnDiskDataset(str(tmp_path), force_preprocess=False).load().graph
+    assert_same(found, graph)
+    assert type(found._c_csc_graph) is graph_module.FusedCSCSamplingGraph
+    torch.save(found, tmp_path / "again.pt")
+    assert_same(torch.load(tmp_path / "again.pt", weights_only=True), graph)
+
+
+@pytest.mark.parametrize(
+    "wrong, message",
+    [({"class_name": "some.Other"}, "its class is some.Other"), ({"version": 1}, "version is .1.")],
+)
+def test_another_object_of_cpp_is_an_error(tmp_path, monkeypatch, wrong, message):
+    with monkeypatch.context() as patched:
+        torch.save(written_by_cpp(random_graph(), patched, **wrong), tmp_path / "graph.pt")
+    with pytest.raises(InvalidInputError, match=message):
+        torch.load(tmp_path / "graph.pt", weights_only=True)
 
 
 def test_what_was_made_of_a_part_is_forgotten_with_it():
