@@ -264,6 +264,11 @@ _TABLE: dict[tuple[VersionRange, ...], dict[str, str]] = {
         """:
             "samples layer by layer, each in two stages that wait for a GPU, and makes no "
             "mini-batch ahead",
+        """
+            dgl.graphbolt.dataloader: DataLoader.__init__=init_loader
+            dgl.graphbolt.impl.gpu_cached_feature: GPUCachedFeature.read
+        """:
+            "every process pins the graph and its features; ranks can share a store",
         "dgl.graphbolt.minibatch: MiniBatch.blocks":
             "makes a block by checking and copying what it is made of: longer than sampling it",
     },

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,6 +23,7 @@ from dgl_mgpu.machine import Topology
 from dgl_mgpu.store.content import Content, Embeddings, read_dataset, read_graph, require_storable
 from dgl_mgpu.store.embedding.tables import EmbeddingSpec
 from dgl_mgpu.store.graph_structure import Nodes
+from dgl_mgpu.store.graphbolt import NodeFeatures, read_graphbolt
 from dgl_mgpu.store.memory import TopologySource
 from dgl_mgpu.utils.types import CanonicalEtype
 
@@ -51,6 +53,12 @@ class StoreInput:
     def from_dataset(cls, dataset: Dataset | HeteroDataset) -> StoreInput:
         """A data set; reading it raises InvalidInputError if it is not one."""
         read = partial(read_dataset, dataset)
+        return cls(read, lambda: _facts_of(read()), lambda: _edges_of(read()))
+
+    @classmethod
+    def from_graphbolt(cls, graph: Any, features: NodeFeatures, seeds: Nodes | None) -> StoreInput:
+        """A graph of GraphBolt's; reading it raises InvalidInputError if a store cannot take it."""
+        read = functools.cache(partial(read_graphbolt, graph, features, seeds))
         return cls(read, lambda: _facts_of(read()), lambda: _edges_of(read()))
 
 

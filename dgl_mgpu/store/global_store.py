@@ -18,7 +18,7 @@ from dgl_mgpu.errors import ConfigError, InvalidInputError, UnsupportedByStoreEr
 from dgl_mgpu.machine.shared_memory import SharedMemory
 from dgl_mgpu.placement import Plan, expected_reads, load_accesses
 from dgl_mgpu.store.accesses import Accesses
-from dgl_mgpu.store.agreement import StoreInput, require_agreement
+from dgl_mgpu.store.agreement import StoreInput, require_agreement, require_same
 from dgl_mgpu.store.calibration import calibrate
 from dgl_mgpu.store.content import (
     Content,
@@ -33,6 +33,7 @@ from dgl_mgpu.store.embedding.layer import StoreEmbedding
 from dgl_mgpu.store.embedding.tables import STATES, unfold_embeddings
 from dgl_mgpu.store.graph import GRAPH_NAMES, StoreGraph
 from dgl_mgpu.store.graph_structure import Nodes, node_table, state_table
+from dgl_mgpu.store.graphbolt import node_features, read_from_store
 from dgl_mgpu.store.hotness import degree_hotness, presample_hotness
 from dgl_mgpu.store.memory import Blueprint, Store, build
 from dgl_mgpu.store.memory.format import Source
@@ -167,6 +168,61 @@ class GlobalStore:
         """
         data = None if dataset is None else StoreInput.from_dataset(dataset)
         return cls._build(data, seed, edges, embeddings, options)
+
+    @classmethod
+    def from_graphbolt(
+        cls,
+        graph: Any,
+        features: Any = None,
+        *,
+        seeds: Nodes | None = None,
+        seed: int = 0,
+        **options: Any,
+    ) -> GlobalStore:
+        """Store a graph of GraphBolt's and the features of its nodes.
+
+        GraphBolt's samplers of the graph, and whoever reads the features, read the store from then
+        on where their mini-batches are on its device.  Samples stay the same.  Tensors that are
+        written to later are read where they are; a graph of several edge types is sampled where it
+        is.
+
+        Collective; what is not listed here, and errors, are as for :meth:`from_dgl`.
+
+        Parameters
+        ----------
+        graph : dgl.graphbolt.FusedCSCSamplingGraph or dgl.graphbolt.OnDiskDataset
+            On the CPU; of a data set that is loaded its graph and features.  On every rank.
+        features : dgl.graphbolt.BasicFeatureStore, optional
+            Of which ``TorchBasedFeature`` of nodes are stored, in memory or mapped from a file,
+            also if a ``GPUCachedFeature`` is before them.  Those of edges are not.
+        seeds, seed, **options
+            As for :meth:`from_dgl`.
+
+        Returns
+        -------
+        GlobalStore
+
+        Examples
+        --------
+        >>> dataset = gb.OnDiskDataset("data").load()
+        >>> store = dgl_mgpu.GlobalStore.from_graphbolt(dataset)
+        >>> datapipe = gb.ItemSampler(dataset.tasks[0].train_set, batch_size=1024)
+        >>> datapipe = datapipe.copy_to(store.device, extra_attrs=["seed_nodes"])
+        >>> datapipe = datapipe.sample_neighbor(dataset.graph, [10, 10])
+        >>> datapipe = datapipe.fetch_feature(dataset.feature, node_feature_keys=["feat"])
+        """
+        if features is None and hasattr(graph, "feature"):
+            graph, features = graph.graph, graph.feature
+        tensors = node_features(features)
+        ranks = Communicator.of_this_machine()
+        data = StoreInput.from_graphbolt(graph, tensors, seeds)
+        action = "store a graph of GraphBolt"
+        facts = ranks.all_gather(ranks.run_all(action, data.facts))
+        require_same(action, facts, "load the same graph and features on all ranks")
+        # The others' edges are taken to be the same.
+        store = cls._build(data if ranks.rank == 0 else None, seed, False, None, options)
+        read_from_store(store.graph, graph, tensors)
+        return store
 
     @classmethod
     def _build(

@@ -26,6 +26,7 @@ from dgl_mgpu.dgl.graphbolt.picking import (
 )
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.graph.relation import Compressed
+from dgl_mgpu.graph.stored_tensors import stored_on
 from dgl_mgpu.ops import (
     GraphView,
     SampledBlock,
@@ -374,6 +375,10 @@ class FusedCSCSamplingGraph:
     def _view(self, device: torch.device, *, by_type: bool = False) -> GraphView:
         if self._versions_now() != self._versions:
             self._forget()
+        view_in_store = None if by_type else stored_on(device, self._parts["indices"])
+        if view_in_store is not None:
+            stored: GraphView = view_in_store()
+            return stored
         view = self._views.get((device, by_type))
         if view is None:
             indptr = self._split_by_type().indptr if by_type else self._parts["csc_indptr"]

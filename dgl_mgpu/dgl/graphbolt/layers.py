@@ -65,7 +65,7 @@ class LayerSampling:
             for layer in layers
         )
         #: The layer nearest the input first; without those of several edge types.
-        self._fanouts = [int(it.fanout) for it in reversed(layers) if len(it.fanout) == 1]
+        self.fanouts = [int(it.fanout) for it in reversed(layers) if len(it.fanout) == 1]
         self._is_checked = False
 
     def __call__(self, minibatch: Any) -> Any:
@@ -77,7 +77,7 @@ class LayerSampling:
 
         Raises as the graph's own ``sample_neighbors``.
         """
-        first, fanouts, seeds = self.layers[0], self._fanouts, minibatch._seed_nodes
+        first, fanouts, seeds = self.layers[0], self.fanouts, minibatch._seed_nodes
         if not self._is_uniform or not isinstance(seeds, Tensor):
             return None
         graph = first.graph

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from dgl_mgpu.errors import IdOutOfRangeError, InvalidInputError, InvalidWeightError
+from dgl_mgpu.graph.stored_tensors import stored_on
 from dgl_mgpu.ops import GraphView, SampledNeighbors, SampleKey, sample_neighbors
 from dgl_mgpu.sampling.labor import Variates
 from dgl_mgpu.sampling.views import scalars_view
@@ -147,7 +148,11 @@ def pick_by_layer(
 
 
 def index_select(tensor: Tensor, index: Tensor) -> Tensor:
-    """Rows of a tensor; of a pinned one on the GPU where the index is."""
+    """Rows of a tensor; of a pinned one, or one that a store has, on the device of the index."""
+    rows = stored_on(index.device, tensor)
+    if rows is not None:
+        fetched: Tensor = rows.fetch(index)
+        return fetched
     if tensor.device.type == "cpu" and index.is_cuda:
         from dgl.utils import gather_pinned_tensor_rows
 

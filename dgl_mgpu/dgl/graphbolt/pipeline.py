@@ -12,6 +12,7 @@ from dgl.graphbolt.dataloader import MultiprocessingWrapper
 from dgl.graphbolt.feature_fetcher import FeatureFetcher
 from dgl.graphbolt.impl.basic_feature_store import BasicFeatureStore
 from dgl.graphbolt.impl.fused_csc_sampling_graph import FusedCSCSamplingGraph
+from dgl.graphbolt.impl.gpu_cached_feature import GPUCachedFeature
 from dgl.graphbolt.impl.neighbor_sampler import (
     CompactPerLayer,
     FetcherAndSampler,
@@ -20,7 +21,7 @@ from dgl.graphbolt.impl.neighbor_sampler import (
     SamplePerLayer,
     SamplePerLayerFromFetchedSubgraph,
 )
-from dgl.graphbolt.impl.torch_based_feature_store import TorchBasedFeature, TorchBasedFeatureStore
+from dgl.graphbolt.impl.torch_based_feature_store import TorchBasedFeatureStore
 from dgl.graphbolt.impl.uniform_negative_sampler import UniformNegativeSampler
 from dgl.graphbolt.minibatch import MiniBatch
 from dgl.graphbolt.minibatch_transformer import MiniBatchTransformer
@@ -31,7 +32,9 @@ from torchdata.datapipes.iter import Prefetcher as ThreadedPipe
 
 from dgl_mgpu.dgl.graphbolt.graph import FusedCSCSamplingGraph as OwnGraph
 from dgl_mgpu.dgl.graphbolt.layers import Layer, LayerSampling, Stage
+from dgl_mgpu.graph.stored_tensors import is_stored
 from dgl_mgpu.sampling.loader_batches import to_device
+from dgl_mgpu.store.graphbolt import tensor_of
 
 _IDENTITY = MiniBatchTransformer._identity
 #: What mini-batches go through before and after they are sampled; depends on them alone.
@@ -53,10 +56,10 @@ class Pipeline:
     source : IterDataPipe
         What the elements come from.
     stages : list of callable
-    device : torch.device or None
-        Where mini-batches are copied before they are sampled, if they are.
-    graphs, feature_stores : list
-        What stages read.
+    device, target : torch.device or None
+        Where mini-batches are copied before they are sampled, and where they end up.
+    graphs, fetchers : list
+        What is sampled, and the pipes that read features.
     loaders : list of torch.utils.data.DataLoader
         Those without workers, which the loop goes past.
     is_known : bool
@@ -68,8 +71,9 @@ class Pipeline:
     def __init__(self, datapipe: Any) -> None:
         self.stages: list[Stage] = []
         self.device: torch.device | None = None
+        self.target: torch.device | None = None
         self.graphs: list[Any] = []
-        self.feature_stores: list[Any] = []
+        self.fetchers: list[Any] = []
         self.is_known, self.draws_from_torch = True, False
         self.source, pipes, self.loaders = _chain(datapipe)
         #: Layers and stages of a neighbor sampler, as far as they are known.
@@ -90,7 +94,7 @@ class Pipeline:
         elif kind is FeatureFetcher:
             # Not on the stream that GraphBolt's loader gave it.
             self.stages.append(functools.partial(pipe._read_data, stream=None))
-            self.feature_stores.append(pipe.feature_store)
+            self.fetchers.append(pipe)
         elif kind in (SamplePerLayer, SamplePerLayerFromFetchedSubgraph):
             self._add_layer(_layer_of(pipe))
         elif kind is CompactPerLayer:
@@ -105,6 +109,7 @@ class Pipeline:
         device = torch.device(pipe.device)
         if device.type == "cuda" and device.index is None:
             device = torch.device("cuda", torch.cuda.current_device())
+        self.target = device
         if self.samples:
             self.stages.append(functools.partial(_copy_as_graphbolt, pipe))
             return
@@ -158,13 +163,16 @@ class Pipeline:
     def tables(self) -> list[Any] | None:
         """The tensors of features that stages read; None if another feature may be read."""
         tables = []
-        for store in self.feature_stores:
+        for fetcher in self.fetchers:
+            store = fetcher.feature_store
             if type(store) not in _FEATURE_STORES:
                 return None
-            features = [*store._features.values()]
-            if any(type(feature) is not TorchBasedFeature for feature in features):
-                return None
-            tables += [feature._tensor for feature in features]
+            for feature in store._features.values():
+                table = tensor_of(feature)
+                # A cache is written to as it is read, unless a store is read in its place.
+                if table is None or (type(feature) is GPUCachedFeature and not is_stored(table)):
+                    return None
+                tables.append(table)
         return tables
 
 

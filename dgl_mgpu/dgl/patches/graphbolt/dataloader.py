@@ -5,7 +5,37 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from dgl_mgpu.dgl import runner_options
 from dgl_mgpu.graph.originals import originals
+
+
+def init_loader(
+    self: Any,
+    datapipe: Any,
+    num_workers: int = 0,
+    persistent_workers: bool = True,
+    overlap_feature_fetch: bool = True,
+    overlap_graph_fetch: bool = False,
+    max_uva_threads: int = 6144,
+) -> None:
+    """In place of ``DataLoader.__init__``: see `dgl_mgpu.dgl.graphbolt.sharing`."""
+    originals["dgl.graphbolt.dataloader:DataLoader.__init__"](
+        self,
+        datapipe,
+        num_workers,
+        persistent_workers,
+        overlap_feature_fetch,
+        overlap_graph_fetch,
+        max_uva_threads,
+    )
+    from dgl_mgpu.dgl.graphbolt.sharing import share
+
+    # Torch wraps a datapipe, for processes that it may have to be sent to.
+    target = share(getattr(self.dataset, "_datapipe", self.dataset)).target
+    if target is not None and target.type == "cuda" and runner_options.told().captures:
+        from dgl_mgpu.capture.calls import capture_models
+
+        capture_models()
 
 
 def wrap_parent(
