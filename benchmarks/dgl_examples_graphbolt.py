@@ -26,7 +26,7 @@ _PRODUCTS, _CITATION, _CORA = "gb-ogbn-products", "gb-ogbl-citation2", "gb-cora"
 def _nodes(name: str, mode: str, *args: str, on_cpu: bool = False) -> Case:
     return Case(
         f"gb_nodes_{name}", _NODES, ("--mode", mode, *_FASTER, *args), _PRODUCTS,
-        on_cpu=("--epochs", "4", *_FASTER, *args) if on_cpu else None, loads_on_gpu=False,
+        on_cpu=("--epochs", "4", *_FASTER, *args) if on_cpu else None,
     )  # fmt: skip
 
 
@@ -34,7 +34,7 @@ def _links(name: str, mode: str, *args: str, on_cpu: bool = False) -> Case:
     return Case(
         f"gb_links_{name}", _LINKS, ("--mode", mode, *args), _CITATION,
         rf"Test MRR {NUMBER}", "test MRR",
-        ("--epochs", "4", "--fanout", "5,5,5", *args) if on_cpu else None, (), loads_on_gpu=False,
+        ("--epochs", "4", "--fanout", "5,5,5", *args) if on_cpu else None, (),
     )  # fmt: skip
 
 
@@ -43,14 +43,14 @@ def _rgcn(dataset: str) -> Case:
     return Case(
         f"gb_rgcn_{dataset.split('-')[-1]}", _RGCN, (*shared, "--num_gpus", "1"), f"gb-{dataset}",
         rf"Test accuracy {NUMBER}", "test accuracy, %", (*shared, "--num_epochs", "2"),
-        ("psutil", "ogb"), loads_on_gpu=False,
+        ("psutil", "ogb"),
     )  # fmt: skip
 
 
 def _multi(name: str, gpus: str, mode: str, *args: str) -> Case:
     return Case(
         f"gb_multi_gpu_{name}", _MULTI, ("--gpu", gpus, "--mode", mode, *_FASTER, *args), _PRODUCTS,
-        loads_on_gpu=False, num_gpus=gpus.count(",") + 1,
+        num_gpus=gpus.count(",") + 1,
     )  # fmt: skip
 
 
@@ -78,11 +78,11 @@ GRAPHBOLT_CASES = (
     _links("workers", "cpu-cuda", "--num-workers", "2", on_cpu=True),
     Case(
         "gb_quickstart_nodes", f"{_FOLDER}quickstart/node_classification.py", (), _CORA,
-        rf"Test Acc {NUMBER}", on_cpu=(), loads_on_gpu=False,
+        rf"Test Acc {NUMBER}", on_cpu=(),
     ),
     Case(
         "gb_quickstart_links", f"{_FOLDER}quickstart/link_prediction.py", (), _CORA,
-        rf"AUC: {NUMBER}", "test AUC", (), ("torcheval",), loads_on_gpu=False,
+        rf"AUC: {NUMBER}", "test AUC", (), ("torcheval",),
     ),
     Case(
         "gb_lightning", f"{_FOLDER}lightning/node_classification.py", ("--epochs", "10"), _PRODUCTS,

@@ -53,9 +53,9 @@ class _OnDisk:
         file = self._file(f"edges-{kind}", np.stack([src, dst]))
         self.metadata["graph"]["edges"].append({**file, **_typed(kind)})
 
-    def add_features(self, values: Any, kind: str | None = None, in_memory: bool = True) -> None:
+    def add_features(self, values: Any, kind: str | None = None) -> None:
         """Features ``feat`` of nodes."""
-        about = {"domain": "node", "name": "feat", "in_memory": in_memory}
+        about = {"domain": "node", "name": "feat", "in_memory": True}
         file = self._file(f"feat-{kind}", values)
         self.metadata["feature_data"].append({**about, **file, **_typed(kind)})
 
@@ -207,7 +207,7 @@ def _write_mag240m(root: Path) -> None:
     made, classes = _OnDisk(root / "datasets" / "ogb-lsc-mag240m"), classes_of(20, 0.6)
     labels = _add_mag_graph(made, classes, set(_MAG_NODES) - {"field_of_study"})
     for kind, own in labels.items():
-        made.add_features(classes.features(own, 768, 0.05).half(), kind, in_memory=False)
+        made.add_features(classes.features(own, 768, 0.05).half(), kind)
     _add_papers(made, classes, labels["paper"])
     made.finish()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -30,6 +31,9 @@ _tuners: WeakKeyDictionary[Any, PrefetchTuner] = WeakKeyDictionary()
 
 def iterate(datapipe: Any) -> Iterator[Any]:
     """A pass over a datapipe; one that samples on a GPU makes mini-batches ahead."""
+    if torch.utils.data.get_worker_info() is not None:
+        # Torch's loaders and events of GPUs among the parent's garbage fail where they are none's.
+        gc.freeze()
     pipeline = Pipeline(datapipe)
     if not pipeline.samples:
         yield from datapipe
