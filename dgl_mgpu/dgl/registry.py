@@ -5,7 +5,8 @@ Two kinds of entries, each with its reason and the versions it applies to:
 * `Replacement`: after a module has been executed, one of its names is bound to another object.
 * `Surrounding`: a module is executed inside a context manager.
 
-`dgl.graphbolt` is DGL's own, and has its C++ library's functions from `dgl_mgpu.dgl.graphbolt`.
+`dgl.graphbolt` is DGL's own, and has its C++ library's functions from `dgl_mgpu.dgl.graphbolt`,
+and from there also names of later versions.
 
 `patches` mirrors the tree of DGL: an override stands in the file that has its target's name. It is
 imported only when its target is: the table itself imports neither torch nor DGL.
@@ -269,6 +270,12 @@ _TABLE: dict[tuple[VersionRange, ...], dict[str, str]] = {
             dgl.graphbolt.impl.gpu_cached_feature: GPUCachedFeature.read
         """:
             "every process pins the graph and its features; ranks can share a store",
+        """
+            dgl.graphbolt.impl.neighbor_sampler: NeighborSampler.__init__=init_neighbor_sampler
+            LayerNeighborSampler.__init__=init_layer_neighbor_sampler
+            dgl.graphbolt.feature_fetcher: FeatureFetcher.__init__=init_fetcher
+        """:
+            "refuses overlap_fetch and asynchronous, which newer scripts pass",
         "dgl.graphbolt.minibatch: MiniBatch.blocks":
             "makes a block by checking and copying what it is made of: longer than sampling it",
     },

@@ -41,11 +41,13 @@ def node_features(features: Any) -> dict[tuple[str, str], Tensor]:
 
 def tensor_of(feature: Any) -> Tensor | None:
     """The tensor that a feature of GraphBolt's reads; None for one of another kind."""
+    from dgl import graphbolt
     from dgl.graphbolt import GPUCachedFeature, TorchBasedFeature
 
     if type(feature) is GPUCachedFeature:
         feature = feature._fallback_feature
-    return feature._tensor if type(feature) is TorchBasedFeature else None
+    is_known = type(feature) in (TorchBasedFeature, graphbolt.DiskBasedFeature)
+    return feature._tensor if is_known else None
 
 
 def _is_storable(rows: Tensor) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import importlib
 import os.path
 import threading
 from collections.abc import Iterator
@@ -14,6 +15,11 @@ from types import ModuleType
 from typing import Any
 
 _LIBRARY = "graphbolt_pytorch_"
+#: Names of `dgl_mgpu.dgl.graphbolt.later_names`, which cannot be imported before.
+_LATER = (
+    *("CPUCachedFeature", "DiskBasedFeature", "HeteroItemSet", "SeedEdgesExcluder"),
+    *("cpu_cached_feature", "gpu_cached_feature"),
+)
 _lock = threading.RLock()
 
 
@@ -41,7 +47,7 @@ class _WaitingModule(ModuleType):
 
     def __getattr__(self, name: str) -> Any:
         # Whoever looks through all modules, as pickle does, asks for names that it has not.
-        is_asked = name == "__all__" or name in _names(Path(self.__path__[0]))
+        is_asked = name in ("__all__", *_LATER) or name in _names(Path(self.__path__[0]))
         if not is_asked:
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
         load(self)
@@ -99,6 +105,7 @@ def _execute(module: ModuleType, loader: Any) -> None:
         patch.object(torch.classes, "load_library", load_others),
     ):
         loader.loader.exec_module(module)
+    importlib.import_module("dgl_mgpu.dgl.graphbolt.later_names")  # which adds them
     # So that torch reads files of graphs without running what is in them.
     own = vars(module)["FusedCSCSamplingGraph"]
     torch.serialization.add_safe_globals([own, FusedCSCSamplingGraph, ScriptObject])
