@@ -19,6 +19,7 @@ from dgl_mgpu.graph.relation import Compressed, Relation
 from dgl_mgpu.sampling.block_sampling import block_index_on_cpu
 from dgl_mgpu.utils.types import ETYPE, NTYPE, CanonicalEtype
 
+_NONE = torch.empty(0, dtype=torch.int64)
 _INT32_MAX = torch.iinfo(torch.int32).max
 #: The attribute of sources that are known to be below a number, and the version that they have.
 _BOUND = "_dgl_mgpu_bound"
@@ -69,6 +70,10 @@ def _parts(subgraph: Any) -> _Parts:
     if not isinstance(csc, dict):
         return {(NTYPE, ETYPE, NTYPE): csc}, {NTYPE: rows}, {NTYPE: columns}
     by_etype = {etype_str_to_tuple(etype): csc[etype] for etype in csc}
+    rows, columns = dict(rows), dict(columns)
+    for source, _, target in by_etype:  # of a type without nodes there may be nothing
+        rows.setdefault(source, _NONE)
+        columns.setdefault(target, _NONE)
     return by_etype, rows, columns
 
 

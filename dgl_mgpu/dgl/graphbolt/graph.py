@@ -137,6 +137,7 @@ class FusedCSCSamplingGraph:
         #: By device, and whether edges of a node are apart by type.
         self._views: dict[tuple[torch.device, bool], GraphView] = {}
         self._by_type: _ByType | None = None
+        self._type_offsets: dict[torch.device, Tensor] = {}
         self._versions = self._versions_now()
 
     def _versions_now(self) -> list[int]:
@@ -359,6 +360,15 @@ class FusedCSCSamplingGraph:
         )
 
     # -- what operators read --------------------------------------------------------------
+
+    def type_offsets(self, device: torch.device) -> Tensor:
+        """Where the ids of each node type begin, and the number of nodes, on a device."""
+        if self._versions_now() != self._versions:
+            self._forget()
+        offsets = self._type_offsets.get(device)
+        if offsets is None:
+            offsets = self._type_offsets[device] = self._parts["node_type_offset"].to(device)
+        return offsets
 
     def parts(self) -> list[Any]:
         """What the graph consists of now."""

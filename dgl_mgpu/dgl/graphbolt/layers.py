@@ -13,6 +13,7 @@ from torch import Tensor
 from dgl_mgpu.dgl.graphbolt.blocks import mark_compacted
 from dgl_mgpu.dgl.graphbolt.graph import FusedCSCSamplingGraph as OwnGraph
 from dgl_mgpu.dgl.graphbolt.picking import index_select
+from dgl_mgpu.dgl.graphbolt.typed_layers import can_be_split, split_by_type
 from dgl_mgpu.errors import InvalidWeightError
 from dgl_mgpu.ops.blocks import SampledBlock
 from dgl_mgpu.ops.sample_future import SampleFuture
@@ -50,7 +51,8 @@ class LayerSampling:
     layers : sequence of Layer
         The one nearest the seeds first.
     stages : sequence of callable
-        What samples layer by layer, where the operator for all of them does not serve.
+        What completes the seeds, and samples layer by layer, where the operator for all of them
+        does not serve.
     """
 
     def __init__(self, layers: Sequence[Layer], stages: Sequence[Stage]) -> None:
@@ -78,10 +80,13 @@ class LayerSampling:
         Raises as the graph's own ``sample_neighbors``.
         """
         first, fanouts, seeds = self.layers[0], self.fanouts, minibatch._seed_nodes
-        if not self._is_uniform or not isinstance(seeds, Tensor):
+        if not self._is_uniform or len(fanouts) != len(self.layers):
             return None
         graph = first.graph
-        if graph.type_per_edge is not None or len(fanouts) != len(self.layers):
+        if isinstance(seeds, dict) and can_be_split(graph):
+            seeds = self.stages[0](minibatch)._seed_nodes  # with those types that it lacked
+            seeds = graph._convert_to_homogeneous_nodes(seeds)
+        elif not isinstance(seeds, Tensor) or graph.type_per_edge is not None:
             return None
         if first.replace and first.prob_name is None and seeds.device.type == "cpu":
             return None  # it draws from torch, layer by layer
@@ -100,6 +105,17 @@ class LayerSampling:
         if blocks is None:
             return self._by_layer(minibatch)
         graph, seeds = self.layers[0].graph, minibatch._seed_nodes
+        if isinstance(seeds, dict):
+            subgraphs = split_by_type(blocks, graph, seeds)
+        else:
+            subgraphs = self._subgraphs(blocks, graph, seeds)
+        for subgraph in subgraphs:
+            mark_compacted(subgraph)
+        minibatch.sampled_subgraphs = subgraphs
+        minibatch.input_nodes = minibatch._seed_nodes = subgraphs[0].original_row_node_ids
+        return minibatch
+
+    def _subgraphs(self, blocks: list[SampledBlock], graph: Any, seeds: Tensor) -> list[Any]:
         attributes = graph.edge_attributes
         original = None if attributes is None else attributes.get(ORIGINAL_EDGE_ID)
         dtype = graph.csc_indptr.dtype
@@ -113,11 +129,8 @@ class LayerSampling:
                 original_row_node_ids=block.src_nodes,
                 original_edge_ids=None if original is None else index_select(original, block.eids),
             )
-            mark_compacted(subgraph)
             subgraphs.append(subgraph)
-        minibatch.sampled_subgraphs = subgraphs
-        minibatch.input_nodes = minibatch._seed_nodes = blocks[0].src_nodes
-        return minibatch
+        return subgraphs
 
     def _by_layer(self, minibatch: Any) -> Any:
         for stage in self.stages:

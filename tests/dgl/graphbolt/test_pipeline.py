@@ -13,7 +13,7 @@ from dgl_mgpu.dgl.graphbolt import mini_batches
 from dgl_mgpu.dgl.graphbolt.graph import FusedCSCSamplingGraph
 from dgl_mgpu.errors import InvalidWeightError
 from dgl_mgpu.graph.originals import originals
-from tests.dgl.graphbolt.graphs import ETYPES, NODES, random_graph
+from tests.dgl.graphbolt.graphs import EDGES, ETYPES, NODES, random_graph
 from tests.sampling.side_streams import HostStream
 
 SEEDS = torch.arange(NODES - 1, -1, -1)
@@ -142,7 +142,6 @@ CHAINS = {
     "a user's stage": lambda: sampled_pipe(random_graph(), [-1]).transform(_with_mark),
     "a user's pipe": lambda: sampled_pipe(random_graph(), [-1]).buffer(2).transform(_with_mark),
     "no sampler": lambda: gb.ItemSampler(items(), batch_size=4).transform(_with_mark),
-    "types": lambda: _typed_pipe([torch.tensor([-1]), torch.tensor([-1])]),
     "fanouts by type": lambda: _typed_pipe([torch.tensor([-1, -1, -1]), torch.tensor([-1])]),
     "links": lambda: gb.ItemSampler(_links(), batch_size=5).sample_neighbor(random_graph(), [-1]),
 }
@@ -153,7 +152,7 @@ def _with_mark(batch):
     return batch
 
 
-def _typed_pipe(fanouts):
+def _typed_pipe(fanouts, **options):
     seeds = gb.ItemSetDict(
         {
             "a": gb.ItemSet(torch.arange(40), names="seed_nodes"),
@@ -161,11 +160,85 @@ def _typed_pipe(fanouts):
         }
     )
     pipe = gb.ItemSampler(seeds, batch_size=7)
-    return pipe.sample_neighbor(random_graph(with_types=True), fanouts)
+    draw = torch.Generator().manual_seed(1)
+    graph = random_graph(with_types=True, w=torch.rand(EDGES, generator=draw) + 0.1)
+    return pipe.sample_neighbor(graph, fanouts, **options)
 
 
 def _links():
     return gb.ItemSet(torch.stack([SEEDS, SEEDS.flip(0)], 1), names="node_pairs")
+
+
+def without_numbers(batch):
+    """What was sampled of several types, by original ids: nodes are numbered in another order."""
+    layers = []
+    for subgraph in batch.sampled_subgraphs:
+        rows, columns = subgraph.original_row_node_ids, subgraph.original_column_node_ids
+        assert batch.input_nodes is not None
+        for ntype, ids in columns.items():
+            assert torch.equal(rows[ntype][: len(ids)], ids)
+            assert len(rows[ntype].unique()) == len(rows[ntype])
+        edges = {}
+        for etype, csc in subgraph.sampled_csc.items():
+            source, _, target = etype.split(":")
+            ends = columns[target].repeat_interleave(csc.indptr.diff())
+            eids = subgraph.original_edge_ids[etype]
+            triples = torch.stack([rows[source][csc.indices], ends, eids], 1)
+            edges[etype] = sorted(map(tuple, triples.tolist()))
+        layers.append((edges, {ntype: sorted(ids.tolist()) for ntype, ids in rows.items()}))
+    return layers
+
+
+@pytest.mark.parametrize("options", [{}, {"prob_name": "w"}])
+@pytest.mark.parametrize("with_lookahead", [False, True])
+def test_layers_of_several_types_are_sampled_at_once(options, with_lookahead, calls, request):
+    if with_lookahead:
+        request.getfixturevalue("side_stream")
+    every = [torch.tensor([-1]), torch.tensor([-1])]
+    expected = [without_numbers(batch) for batch in _typed_pipe(every, **options)]
+    made = [*gb.DataLoader(_typed_pipe(every, **options))]
+    assert [without_numbers(batch) for batch in made] == expected
+    assert len(calls) == len(made)
+    fanouts = [torch.tensor([3]), torch.tensor([2])]
+    graph = random_graph(with_types=True)
+    degrees = graph.csc_indptr.diff()
+    for batch in gb.DataLoader(_typed_pipe(fanouts, **options)):
+        for subgraph, fanout in zip(batch.sampled_subgraphs, fanouts, strict=True):
+            for number, ntype in enumerate("ab"):
+                picked = sum(
+                    csc.indptr.diff()
+                    for etype, csc in subgraph.sampled_csc.items()
+                    if etype.endswith(f":{ntype}")
+                )
+                ids = subgraph.original_column_node_ids[ntype] + 40 * number
+                assert torch.equal(picked, degrees[ids].clamp(max=int(fanout)))
+            for etype, csc in subgraph.sampled_csc.items():
+                source, _, target = etype.split(":")
+                eids = subgraph.original_edge_ids[etype] - 1000
+                assert (graph.type_per_edge[eids] == ETYPES[etype]).all()
+                ids = subgraph.original_row_node_ids[source][csc.indices]
+                assert torch.equal(ids + 40 * (source == "b"), graph.indices[eids])
+                ends = subgraph.original_column_node_ids[target] + 40 * (target == "b")
+                ends = ends.repeat_interleave(csc.indptr.diff())
+                assert (graph.csc_indptr[ends] <= eids).all()
+                assert (eids < graph.csc_indptr[ends + 1]).all()
+
+
+def test_types_that_are_no_sources_are_sampled_layer_by_layer(calls):
+    def pipe():
+        graph = gb.fused_csc_sampling_graph(
+            torch.tensor([0, 0, 0, 2, 3]),
+            torch.tensor([0, 1, 1]),
+            node_type_offset=torch.tensor([0, 2, 4]),
+            type_per_edge=torch.tensor([0, 0, 0]),
+            node_type_to_id={"a": 0, "b": 1},
+            edge_type_to_id={"a:to:b": 0},
+        )
+        seeds = gb.ItemSetDict({"b": gb.ItemSet(torch.arange(2), names="seed_nodes")})
+        return gb.ItemSampler(seeds, batch_size=2).sample_neighbor(graph, [-1, -1])
+
+    assert chained(gb.DataLoader(pipe())) == chained(pipe())
+    assert not calls
 
 
 @pytest.mark.parametrize("name", CHAINS)
@@ -180,7 +253,7 @@ def test_a_loader_gives_what_its_chain_gives(name, with_lookahead, request):
     assert chained(loader) == expected
 
 
-@pytest.mark.parametrize("name", ["all neighbors", "types", "features", "copied"])
+@pytest.mark.parametrize("name", ["all neighbors", "fanouts by type", "features", "copied"])
 def test_workers_give_what_the_chain_gives(name):
     make = CHAINS[name]
     loader = gb.DataLoader(make(), num_workers=2)
@@ -326,10 +399,13 @@ def described(block):
     return block.srctypes, block.dsttypes, block.idtype, counts, edges, frames
 
 
-@pytest.mark.parametrize("name", ["all neighbors", "int32", "types", "not compacted", "subgraph"])
+@pytest.mark.parametrize(
+    "name", [*("all neighbors", "int32", "types", "fanouts by type", "not compacted", "subgraph")]
+)
 @pytest.mark.parametrize("from_loader", [False, True])
 def test_blocks_are_those_that_graphbolt_makes(name, from_loader):
-    pipe = CHAINS[name]()
+    every = [torch.tensor([-1]), torch.tensor([-1])]
+    pipe = _typed_pipe(every) if name == "types" else CHAINS[name]()
     for batch in gb.DataLoader(pipe) if from_loader else pipe:
         made = [described(block) for block in batch.blocks]
         expected = originals["dgl.graphbolt.minibatch:MiniBatch.blocks"].fget(batch)
