@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import torch
 from dgl.graphbolt.base import ORIGINAL_EDGE_ID, CSCFormatBase
 from dgl.graphbolt.impl.fused_csc_sampling_graph import FusedCSCSamplingGraph
 from dgl.graphbolt.impl.sampled_subgraph_impl import SampledSubgraphImpl
@@ -83,7 +84,7 @@ class LayerSampling:
         if not self._is_uniform or len(fanouts) != len(self.layers):
             return None
         graph = first.graph
-        if isinstance(seeds, dict) and can_be_split(graph):
+        if isinstance(seeds, dict) and can_be_split(graph, _device_of(seeds)):
             seeds = self.stages[0](minibatch)._seed_nodes  # with those types that it lacked
             seeds = graph._convert_to_homogeneous_nodes(seeds)
         elif not isinstance(seeds, Tensor) or graph.type_per_edge is not None:
@@ -139,6 +140,10 @@ class LayerSampling:
             for subgraph in minibatch.sampled_subgraphs:
                 mark_compacted(subgraph)
         return minibatch
+
+
+def _device_of(seeds: Mapping[str, Tensor]) -> torch.device:
+    return next((ids.device for ids in seeds.values()), torch.device("cpu"))
 
 
 def _result(sampled: SampleFuture[list[SampledBlock]]) -> list[SampledBlock] | None:

@@ -19,8 +19,13 @@ from dgl_mgpu.dgl.graphbolt.picking import index_select
 from dgl_mgpu.ops.blocks import SampledBlock
 
 
-def can_be_split(graph: Any) -> bool:
-    """Whether all types of nodes are sources, as GraphBolt drops others after a layer."""
+def can_be_split(graph: Any, device: torch.device) -> bool:
+    """Whether all types of nodes are sources, as GraphBolt drops others after a layer.
+
+    Only on the CPU: on a GPU it has not been tried.
+    """
+    if device.type != "cpu":
+        return False
     types = graph.edge_type_to_id, graph.node_type_to_id, graph.node_type_offset
     if any(it is None for it in types):
         return False
@@ -77,7 +82,8 @@ class _Nodes:
         self._nodes = nodes
         self._offsets = graph._c_csc_graph.type_offsets(nodes.device)
         self._types = torch.searchsorted(self._offsets, nodes, right=True) - 1
-        is_of_type = torch.nn.functional.one_hot(self._types, len(self._offsets) - 1)
+        kinds = torch.arange(len(self._offsets) - 1, device=nodes.device)
+        is_of_type = (self._types[:, None] == kinds).long()
         #: How many of the first nodes are of each type, shape (n + 1, types).
         self.counts = torch.nn.functional.pad(is_of_type.cumsum(0), (0, 0, 1, 0))
         numbers = self.counts[:-1].gather(1, self._types[:, None])[:, 0]
