@@ -29,8 +29,15 @@ from dgl.dataloading import DataLoader, NeighborSampler  # isort: skip
 
 from benchmarks.gpu import PowerLaw, this_device
 from benchmarks.machine import describe_machine
-from benchmarks.unmodified_gpu import WARM_UP, WINDOW, Case, made_graph, sage
-from dgl_mgpu.capture import calls
+from benchmarks.unmodified_gpu import (
+    WARM_UP,
+    WINDOW,
+    Case,
+    made_graph,
+    require_captured,
+    sage,
+    windows_of,
+)
 
 CASES = (
     Case(sage, 1024, (15, 10, 5)),
@@ -109,13 +116,9 @@ def run(
             torch.cuda.synchronize()
             times.append(time.perf_counter())
     if mode == "captured":
-        kinds = [kind for it in calls._models.values() for kind in it._kinds.values()]
-        if not any(kind.graphs is not None for kind in kinds):
-            raise RuntimeError(f"{case.name} was not captured: {[kind.refusal for kind in kinds]}")
+        require_captured(case)
     dgl_mgpu.capture_models(False)
-    counted = times[WARM_UP // WINDOW - 1 :]
-    windows = [1e3 * (b - a) / WINDOW for a, b in itertools.pairwise(counted)]
-    return windows, torch.stack(losses).tolist() if losses else []
+    return windows_of(times), torch.stack(losses).tolist() if losses else []
 
 
 def _row(g: dgl.DGLGraph, case: Case, options: argparse.Namespace) -> dict[str, Any]:

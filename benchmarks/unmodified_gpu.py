@@ -168,13 +168,22 @@ def train(
         )
         kernels = sum(spans) / steps / 1e3
     if mode == "captured":
-        kinds = [kind for it in calls._models.values() for kind in it._kinds.values()]
-        if not any(kind.graphs is not None for kind in kinds):
-            raise RuntimeError(f"{case.name} was not captured: {[kind.refusal for kind in kinds]}")
+        require_captured(case)
     dgl_mgpu.capture_models(False)
+    return statistics.median(windows_of(times)), torch.stack(losses).tolist(), kernels
+
+
+def windows_of(times: Sequence[float]) -> list[float]:
+    """Milliseconds of a step in each window that counts, by when the windows ended."""
     counted = times[WARM_UP // WINDOW - 1 :]
-    windows = [(b - a) / WINDOW for a, b in itertools.pairwise(counted)]
-    return 1e3 * statistics.median(windows), torch.stack(losses).tolist(), kernels
+    return [1e3 * (after - before) / WINDOW for before, after in itertools.pairwise(counted)]
+
+
+def require_captured(case: Case) -> None:
+    """Raise RuntimeError unless a model has been captured."""
+    kinds = [kind for it in calls._models.values() for kind in it._kinds.values()]
+    if not any(kind.graphs is not None for kind in kinds):
+        raise RuntimeError(f"{case.name} was not captured: {[kind.refusal for kind in kinds]}")
 
 
 def _steps(
