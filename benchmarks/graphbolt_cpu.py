@@ -21,7 +21,12 @@ from benchmarks.machine import describe_machine
 
 SCRIPT = Path(__file__).with_name("graphbolt_script.py")
 #: Options of the script by what is sampled, and times as fast as the reference that is aimed at.
-CASES = {"uniform": ([], 2.5), "weighted": (["--weighted"], 1.5), "replace": (["--replace"], None)}
+CASES = {
+    "uniform": ([], 2.5),
+    "weighted": (["--weighted"], 1.5),
+    "replace": (["--replace"], None),
+    "by layer": (["--by-layer"], None),
+}
 #: Most that a batch's edges differ by between both, as a share.
 _SAME_WORK = 0.02
 

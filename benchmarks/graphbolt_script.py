@@ -36,7 +36,9 @@ def measure(told):
     g = graph(told.nodes, told.edges)
     count = told.batch * (told.batches + told.warm_up)
     seeds = gb.ItemSet(torch.randperm(told.nodes)[:count], names="seed_nodes")
-    datapipe = gb.ItemSampler(seeds, batch_size=told.batch).sample_neighbor(
+    datapipe = gb.ItemSampler(seeds, batch_size=told.batch)
+    sample = datapipe.sample_layer_neighbor if told.by_layer else datapipe.sample_neighbor
+    datapipe = sample(
         g, told.fanouts, replace=told.replace, prob_name="w" if told.weighted else None
     )
     times, start = [], time.perf_counter()
@@ -58,5 +60,6 @@ if __name__ == "__main__":
     parser.add_argument("--warm-up", type=int, required=True)
     parser.add_argument("--weighted", action="store_true")
     parser.add_argument("--replace", action="store_true")
+    parser.add_argument("--by-layer", action="store_true")
     versions = {"torch": torch.__version__, "threads": torch.get_num_threads()}
     print(json.dumps({**measure(parser.parse_args()), **versions}))

@@ -31,7 +31,8 @@ from numba import types
 from torch import Tensor
 
 from dgl_mgpu.errors import InvalidInputError
-from dgl_mgpu.ops.memory import inline, intrinsic
+from dgl_mgpu.ops import parallel
+from dgl_mgpu.ops.memory import inline, intrinsic, kernel
 
 #: Fourth counter word of neighbour sampling.
 SAMPLE_STREAM = 0
@@ -48,6 +49,8 @@ _LOW = np.uint64(0xFFFFFFFF)
 _32 = np.uint64(32)
 
 _MASK64 = (1 << 64) - 1
+#: Draws worth a thread.
+_GRAIN = 1 << 14
 _GOLDEN = 0x9E3779B97F4A7C15
 
 
@@ -202,7 +205,18 @@ def below(random: np.uint64, bound: int) -> np.int64:
     return np.int64(mulhi64(random, np.uint64(bound)))
 
 
-# The same for tensors of counters on any device, made of torch's functions.
+@kernel
+def _draw_all(
+    begin: int, end: int, nodes: np.ndarray, blocks: np.ndarray, streams: np.ndarray, key: int,
+    first: np.ndarray, second: np.ndarray,
+) -> None:  # fmt: skip
+    for place in range(begin, end):
+        draws = philox(nodes[place], blocks[place], streams[place], key)
+        first[place] = np.int64(draws[0])
+        second[place] = np.int64(draws[1])
+
+
+# The same for tensors of counters on any other device, made of torch's functions.
 _MULTIPLIERS = int(_MULTIPLIER_0), int(_MULTIPLIER_1)
 _WEYLS = int(_WEYL_0), int(_WEYL_1)
 _LOW_WORD = int(_LOW)
@@ -220,6 +234,13 @@ def draw_blocks(
         torch.as_tensor(blocks, device=nodes.device),
         torch.as_tensor(streams, device=nodes.device),
     )
+    if nodes.device.type == "cpu":
+        counters = [words.reshape(-1).contiguous() for words in (nodes, block, stream)]
+        drawn = torch.empty(2, nodes.numel(), dtype=torch.int64)
+        arrays = [words.numpy() for words in (*counters, *drawn)]
+        parallel.run(_draw_all, nodes.numel(), _GRAIN, *arrays[:3], key, *arrays[3:])
+        first, second = drawn.view(2, *nodes.shape)
+        return first, second
     c0, c1 = nodes & _LOW_WORD, _high(nodes)
     c2, c3 = block & _LOW_WORD, stream & _LOW_WORD
     k0, k1 = key & _LOW_WORD, (key >> 32) & _LOW_WORD

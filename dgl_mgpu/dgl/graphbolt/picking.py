@@ -11,6 +11,7 @@ from torch import Tensor
 from dgl_mgpu.errors import IdOutOfRangeError, InvalidInputError, InvalidWeightError
 from dgl_mgpu.graph.stored_tensors import stored_on
 from dgl_mgpu.ops import GraphView, SampledNeighbors, SampleKey, sample_neighbors
+from dgl_mgpu.ops.smallest import smallest_of_groups
 from dgl_mgpu.sampling.labor import Variates
 from dgl_mgpu.sampling.views import scalars_view
 
@@ -121,29 +122,26 @@ def pick_by_layer(
     are the smallest: Balin and Çatalyürek, Layer-Neighbor Sampling, NeurIPS 2023, section 3.2, in
     its form with a fixed number of neighbors.  With replacement it does so once for each edge.
     """
-    most = groups.new_tensor(fanouts)[groups % len(fanouts)]
+    bounds = torch.nn.functional.pad(counts.cumsum(0), (1, 0))
+    most = groups.new_tensor(fanouts).repeat(len(counts) // len(fanouts))
     share = torch.ones(len(groups), device=groups.device, dtype=torch.float64)
     if weights is not None:
         share = weights.double()
-    first = counts.cumsum(0) - counts
 
-    def ranks(seed: int) -> Tensor:
-        """The rank of each edge in its group."""
+    def arrivals(seed: int) -> Tensor:
+        """What decides which edges of a group come first; never, without a share."""
         uniform = Variates([seed], 0.0).draw(edges.neighbors)
-        arrival = torch.where(share > 0, -torch.log1p(-uniform) / share, float("inf"))
-        order = arrival.argsort(stable=True)
-        order = order[groups[order].argsort(stable=True)]
-        ranked = torch.empty_like(order)
-        ranked[order] = torch.arange(len(order), device=order.device) - first[groups[order]]
-        return ranked
+        return torch.where(share > 0, -torch.log1p(-uniform) / share, float("inf"))
 
     seed = key.fold()
     if not replace:
-        is_picked = (share > 0) & ((most < 0) | (ranks(seed) < most))
-        return is_picked.nonzero()[:, 0]
-    times = torch.where(most < 0, share > 0, False).long()
+        return smallest_of_groups(arrivals(seed), bounds, most).nonzero()[:, 0]
+    limit = most[groups]
+    times = torch.where(limit < 0, share > 0, False).long()
+    one = torch.ones_like(most)
     for number in range(max(fanouts)):
-        times += (ranks(seed + number) == 0) & (share > 0) & (most > number)
+        is_first = smallest_of_groups(arrivals(seed + number), bounds, one)
+        times += is_first & (limit > number)
     return torch.arange(len(groups), device=groups.device).repeat_interleave(times)
 
 
