@@ -1,42 +1,77 @@
-"""Tensors that a store has as well: whoever reads them may read the store instead."""
+"""Tensors that a store has as well: whoever reads them may read the store instead.
+
+That is not noted in the tensors, which would be pickled with the store.
+"""
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass
-from typing import Any
+from typing import Protocol
 
 from torch import Tensor, device
 
-_ATTRIBUTE = "_dgl_mgpu_stored"
+
+class StoredContents(Protocol):
+    """What a store has of tensors; it keeps the store."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the store can still be read."""
 
 
 @dataclass(frozen=True)
 class _Stored:
-    contents: Any
+    contents: StoredContents
     device: device
-    version: int
+    tensors: tuple[weakref.ref[Tensor], ...]
+    versions: tuple[int, ...]
+
+    def is_of(self, tensors: tuple[Tensor, ...]) -> bool:
+        """Whether it is of these tensors as they are now."""
+        return (
+            len(tensors) == len(self.tensors)
+            and all(ref() is it for ref, it in zip(self.tensors, tensors, strict=True))
+            and tuple(it._version for it in tensors) == self.versions
+            and self.contents.is_open
+        )
 
 
-def remember_stored(tensor: Tensor, contents: Any, device: device) -> None:
-    """Note that a store on ``device`` has a tensor in ``contents``, which is kept as long as it.
+#: By the identity of the first tensor.
+_stored: dict[int, _Stored] = {}
 
-    Torch has to count what is written to the tensor: it is not learned, nor made in inference mode.
+
+def is_counted(tensor: Tensor) -> bool:
+    """Whether torch counts writes to a tensor: not if it is learned, or made in inference mode."""
+    return not (tensor.is_inference() or tensor.requires_grad)
+
+
+def remember_stored(contents: StoredContents, device: device, *tensors: Tensor) -> None:
+    """Note that a store on ``device`` has tensors, writes to which torch counts.
+
+    The contents live as long as the first tensor.
     """
-    setattr(tensor, _ATTRIBUTE, _Stored(contents, device, tensor._version))
+    key = id(tensors[0])
+    # A tensor whose memory another one has by now is not there to be compared with.
+    refs = [weakref.ref(tensors[0], lambda _: _stored.pop(key, None))]
+    refs += [weakref.ref(tensor) for tensor in tensors[1:]]
+    versions = tuple(tensor._version for tensor in tensors)
+    _stored[key] = _Stored(contents, device, tuple(refs), versions)
 
 
-def stored_on(device: device, tensor: Tensor) -> Any:
-    """What a store on ``device`` has of a tensor; None if none has it, or it was written to since.
+def stored_on(device: device, *tensors: Tensor) -> StoredContents | None:
+    """What a store on ``device`` has of tensors.
 
-    Writes of other processes go unnoticed.
+    None if none has them, or one was written to since, or the store was closed.  Writes that torch
+    does not count, by NumPy, through ``.data`` or by other processes, go unnoticed.
     """
-    stored: _Stored | None = getattr(tensor, _ATTRIBUTE, None)
-    if stored is None or stored.device != device or stored.version != tensor._version:
+    stored = _stored.get(id(tensors[0]))
+    if stored is None or stored.device != device or not stored.is_of(tensors):
         return None
     return stored.contents
 
 
-def is_stored(tensor: Tensor) -> bool:
-    """Whether a store has a tensor as it is now."""
-    stored: _Stored | None = getattr(tensor, _ATTRIBUTE, None)
-    return stored is not None and stored.version == tensor._version
+def is_stored(*tensors: Tensor) -> bool:
+    """Whether a store has tensors as they are now."""
+    stored = _stored.get(id(tensors[0]))
+    return stored is not None and stored.is_of(tensors)

@@ -153,6 +153,13 @@ class GraphStructure:
         assert isinstance(view, GraphView)
         return view
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the store has not been closed."""
+        return not any(
+            self._store.tables[name].is_closed for name in self._topology_tables.values()
+        )
+
     def views(self) -> dict[CanonicalEtype, GraphView]:
         """The view of each edge type; raises StoreClosedError if the store was closed."""
         return {etype: self.view(etype) for etype in self.canonical_etypes}

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from dgl_mgpu.errors import InvalidInputError
-from dgl_mgpu.graph.stored_tensors import remember_stored
+from dgl_mgpu.graph.stored_tensors import is_counted, remember_stored
+from dgl_mgpu.ops.view import GraphView
 from dgl_mgpu.store.content import Content, StoreSchema
 from dgl_mgpu.store.feature_storage import TableStorage
 from dgl_mgpu.store.graph import StoreGraph
@@ -29,12 +30,21 @@ def node_features(features: Any) -> dict[tuple[str, str], Tensor]:
     """The tensors of a feature store that a store can keep: those of nodes, in the host's memory.
 
     Features are GraphBolt's own, in memory or mapped from a file, also behind a cache on a GPU;
-    others keep being read where they are.
+    others keep being read where they are.  Raises InvalidInputError if there are no features.
     """
+    known = getattr(features, "_features", features)
+    if known is None:
+        return {}
+    if not isinstance(known, Mapping):
+        raise InvalidInputError(
+            _ACTION,
+            f"its features are of type {type(features).__name__}",
+            "pass a BasicFeatureStore, such as dataset.feature",
+        )
     tensors = {}
-    for (domain, ntype, name), feature in getattr(features, "_features", {}).items():
+    for (domain, ntype, name), feature in known.items():
         rows = tensor_of(feature)
-        if domain == "node" and rows is not None and _is_storable(rows):
+        if domain == "node" and rows is not None and is_storable(rows):
             tensors[ntype or NTYPE, name] = rows
     return tensors
 
@@ -50,9 +60,10 @@ def tensor_of(feature: Any) -> Tensor | None:
     return feature._tensor if is_known else None
 
 
-def _is_storable(rows: Tensor) -> bool:
-    is_counted = not (rows.requires_grad or rows.is_inference())
-    return rows.device.type == "cpu" and is_counted and (rows.numel() > 0 or len(rows) == 0)
+def is_storable(rows: Tensor) -> bool:
+    """Whether a store can keep a feature's rows."""
+    has_rows = rows.numel() > 0 or len(rows) == 0
+    return rows.device.type == "cpu" and is_counted(rows) and has_rows
 
 
 def read_graphbolt(graph: Any, features: NodeFeatures, seeds: Nodes | None) -> Content:
@@ -91,7 +102,7 @@ def read_graphbolt(graph: Any, features: NodeFeatures, seeds: Nodes | None) -> C
                 _ACTION,
                 f"feature '{name}' of '{ntype}' has {len(rows)} rows, and the graph"
                 f" {num_nodes.get(ntype, 'none')} of such nodes",
-                "pass features of this graph",
+                "pass features of this graph; those of other sizes can be left out",
             )
         sources[node_table(ntype, name)] = FeatureSource(rows, ntype)
     if seeds is None:
@@ -130,20 +141,42 @@ class StoredRows:
     graph: StoreGraph
     storage: TableStorage
 
+    @property
+    def is_open(self) -> bool:
+        """As :class:`~dgl_mgpu.graph.stored_tensors.StoredContents` says."""
+        return self.storage.is_open
+
     def fetch(self, ids: Tensor) -> Tensor:
         """Rows by their ids, on the device of these."""
         return self.storage.fetch(ids, ids.device)
 
 
+@dataclass(frozen=True)
+class StoredTopology:
+    """The edges of a graph in a store, which it keeps."""
+
+    graph: StoreGraph
+
+    @property
+    def is_open(self) -> bool:
+        """As :class:`~dgl_mgpu.graph.stored_tensors.StoredContents` says."""
+        return self.graph._structure.is_open
+
+    def view(self) -> GraphView:
+        """The edges as operators read them."""
+        return self.graph._structure.view()
+
+
 def read_from_store(store_graph: StoreGraph, graph: Any, features: NodeFeatures) -> None:
     """Have GraphBolt read the store where it would read these tensors for its device.
 
-    A graph of several edge types is sampled where it is.
+    A graph of several edge types is sampled where it is, and one that torch does not watch.
     """
     device = store_graph.device
     for (ntype, name), rows in features.items():
         stored = StoredRows(store_graph, store_graph.get_node_storage(name, ntype))
-        remember_stored(rows, stored, device)
-    if graph.type_per_edge is None:
-        # The view is asked for each time: there is none of a store that was closed.
-        remember_stored(graph.indices, store_graph._structure.view, device)
+        remember_stored(stored, device, rows)
+    graph._c_csc_graph.was_stored = True
+    topology = graph.indices, graph.csc_indptr
+    if graph.type_per_edge is None and all(map(is_counted, topology)):
+        remember_stored(StoredTopology(store_graph), device, *topology)

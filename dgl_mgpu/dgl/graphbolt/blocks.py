@@ -153,4 +153,9 @@ def _add_ids(block: DGLBlock, subgraph: Any, *, is_first: bool) -> None:
     if is_first:
         block._node_frames[0] = BlockFrame(dgl.NID, rows, len(rows))
     if eids is not None:
+        if len(eids) != block._edge_frames[0].num_rows:
+            raise DGLError(
+                f"a sampled subgraph has {block._edge_frames[0].num_rows} edges, and"
+                f" {len(eids)} original_edge_ids: pass one for each"
+            )
         block._edge_frames[0] = BlockFrame(dgl.EID, eids, len(eids))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import itertools
 import threading
 from collections.abc import Iterator, Sequence
@@ -25,6 +26,7 @@ from dgl_mgpu.dgl.graphbolt.picking import (
     sample,
 )
 from dgl_mgpu.errors import InvalidInputError
+from dgl_mgpu.graph.random import seeding
 from dgl_mgpu.graph.relation import Compressed
 from dgl_mgpu.graph.stored_tensors import stored_on
 from dgl_mgpu.ops import (
@@ -53,6 +55,8 @@ class _Keys:
     def __init__(self) -> None:
         self._seed: int | None = None
         self._num_calls = 0
+        #: How often a seed was set.
+        self.num_seedings = 0
         self._lock = freed_at_fork(threading.Lock())
         #: Those of the mini-batch that a thread is making, in place of the common ones.
         self._local = threading.local()
@@ -60,6 +64,7 @@ class _Keys:
     def set_seed(self, seed: int) -> None:
         with self._lock:
             self._seed, self._num_calls = seed % (1 << 64), 0
+            self.num_seedings += 1
 
     def next(self) -> SampleKey:
         """The key of a new call; without a seed, one of those of DGL's own sampling.
@@ -77,6 +82,17 @@ class _Keys:
             self._num_calls += 1
             own = 0 if worker is None else worker.seed
             return SampleKey((self._seed or 0) ^ own, batch=self._num_calls)
+
+    def of_pass(self) -> SampleKey:
+        """The key of a pass over a loader.
+
+        Without a seed of its own or of DGL's, it is one of torch's generator, as it is now: other
+        passes and workers have others, and the same after ``torch.manual_seed``.
+        """
+        if self._seed is not None or seeding()[1] is not None:
+            return self.next()
+        state = torch.get_rng_state().numpy().tobytes()
+        return SampleKey(int.from_bytes(hashlib.blake2b(state, digest_size=8).digest(), "little"))
 
     @contextlib.contextmanager
     def of_batch(self, of_pass: SampleKey, number: int) -> Iterator[None]:
@@ -127,6 +143,8 @@ class FusedCSCSamplingGraph:
     def __init__(self, *parts: Any) -> None:
         self._parts: dict[str, Any] = dict(zip(_PARTS, parts, strict=True))
         _check(self._parts)
+        #: Whether a store was made of it; no loader makes another one.
+        self.was_stored = False
         #: The name in shared memory, if it is there, and what gives it up.
         self._name: str | None = None
         self._owner: object = None
@@ -151,7 +169,7 @@ class FusedCSCSamplingGraph:
         return {"name": self._name} if is_shared else dict(self._parts)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._name, self._owner = state.get("name"), None
+        self._name, self._owner, self.was_stored = state.get("name"), None, False
         self._parts = state if self._name is None else shared_memory.load(self._name)
         self._forget()
 
@@ -385,10 +403,12 @@ class FusedCSCSamplingGraph:
     def _view(self, device: torch.device, *, by_type: bool = False) -> GraphView:
         if self._versions_now() != self._versions:
             self._forget()
-        view_in_store = None if by_type else stored_on(device, self._parts["indices"])
-        if view_in_store is not None:
-            stored: GraphView = view_in_store()
-            return stored
+        stored: Any = None
+        if not by_type:
+            stored = stored_on(device, self._parts["indices"], self._parts["csc_indptr"])
+        if stored is not None:
+            in_store: GraphView = stored.view()
+            return in_store
         view = self._views.get((device, by_type))
         if view is None:
             indptr = self._split_by_type().indptr if by_type else self._parts["csc_indptr"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import os
 from collections.abc import Iterator
@@ -32,8 +33,7 @@ _tuners: WeakKeyDictionary[Any, PrefetchTuner] = WeakKeyDictionary()
 def iterate(datapipe: Any) -> Iterator[Any]:
     """A pass over a datapipe; one that samples on a GPU makes mini-batches ahead."""
     if torch.utils.data.get_worker_info() is not None:
-        # Torch's loaders and events of GPUs among the parent's garbage fail where they are none's.
-        gc.freeze()
+        _leave_parents_alone()
     pipeline = Pipeline(datapipe)
     if not pipeline.samples:
         yield from datapipe
@@ -47,6 +47,15 @@ def iterate(datapipe: Any) -> Iterator[Any]:
     batches = MiniBatches(pipeline, is_ahead=side_stream is not None)
     tuner = _tuners.setdefault(datapipe, PrefetchTuner())
     yield from Prefetcher(batches, side_stream, DEPTH, tuner)
+
+
+@functools.cache
+def _leave_parents_alone() -> None:
+    """Do not collect what a worker process has of its parent.
+
+    Torch's loaders and events of GPUs among it fail where they are not their own.
+    """
+    gc.freeze()
 
 
 def _may_prefetch(pipeline: Pipeline) -> bool:
@@ -78,7 +87,8 @@ class MiniBatches:
     def __init__(self, pipeline: Pipeline, *, is_ahead: bool) -> None:
         self._pipeline = pipeline
         self._elements = iter(pipeline.source)
-        self._key = keys.next()
+        self._is_ahead = is_ahead
+        self._key, self._num_seedings = keys.of_pass(), keys.num_seedings
         self._draws = None
         if pipeline.draws_from_torch and is_ahead:
             seed = int(torch.empty((), dtype=torch.int64).random_())
@@ -91,7 +101,8 @@ class MiniBatches:
 
     def start(self, number: int, seeds: Any) -> _Started:
         """Go through the stages up to the one that samples, and start that."""
-        minibatch = _copied(seeds)  # stages write to it, and may do so again
+        # Stages write to it, and may do so again.
+        minibatch = _copied(seeds) if self._is_ahead else seeds
         stages = self._pipeline.stages
         with self._draws_of(number), stage("sample"):
             for at, each in enumerate(stages):
@@ -116,16 +127,20 @@ class MiniBatches:
 
     def _draws_of(self, number: int) -> contextlib.ExitStack:
         with contextlib.ExitStack() as draws:
+            draws.enter_context(_NotTheEnd())
+            if keys.num_seedings != self._num_seedings:
+                self._key, self._num_seedings = keys.of_pass(), keys.num_seedings
             draws.enter_context(keys.of_batch(self._key, number))
             if self._draws is not None:
                 draws.enter_context(self._draws.of_batch(number))
             return draws.pop_all()
 
     def dependencies(self) -> DependencySnapshot:
-        """A snapshot of the tensors that stages read."""
+        """A snapshot of the tensors that stages read, and of what else may change."""
         pipeline = self._pipeline
-        graphs = [graph._c_csc_graph for graph in pipeline.graphs]
-        return DependencySnapshot([graph.parts() for graph in graphs], pipeline.tables())
+        parts = [graph._c_csc_graph.parts() for graph in pipeline.graphs]
+        names = [[it.node_feature_keys, it.edge_feature_keys] for it in pipeline.fetchers]
+        return DependencySnapshot(parts, pipeline.tables(), names, keys.num_seedings)
 
     def new_shared_state(self) -> list[torch.Tensor] | None:
         """What operators read of graphs, as far as it has been made since the last call."""
@@ -152,6 +167,16 @@ class MiniBatches:
         for tensor in {id(whole): whole for whole in wholes}.values():
             if tensor.is_cuda:
                 tensor.record_stream(script_stream)
+
+
+class _NotTheEnd:
+    """Within, a StopIteration is an error, as in a generator: it would end the pass."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, StopIteration):
+            raise RuntimeError("a stage raised StopIteration") from error
 
 
 def _copied(element: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -147,9 +148,9 @@ def pick_by_layer(
 
 def index_select(tensor: Tensor, index: Tensor) -> Tensor:
     """Rows of a tensor; of a pinned one, or one that a store has, on the device of the index."""
-    rows = stored_on(index.device, tensor)
-    if rows is not None:
-        fetched: Tensor = rows.fetch(index)
+    stored: Any = stored_on(index.device, tensor)
+    if stored is not None and index.dtype in (torch.int32, torch.int64):
+        fetched: Tensor = stored.fetch(index)
         return fetched
     if tensor.device.type == "cpu" and index.is_cuda:
         from dgl.utils import gather_pinned_tensor_rows

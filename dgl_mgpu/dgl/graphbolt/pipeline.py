@@ -76,11 +76,12 @@ class Pipeline:
         self.fetchers: list[Any] = []
         self.is_known, self.draws_from_torch = True, False
         self.source, pipes, self.loaders = _chain(datapipe)
-        #: Layers and stages of a neighbor sampler, as far as they are known.
+        #: Layers and stages of a neighbor sampler that is still being read, if one is.
         self._layers: list[Layer] | None = None
         self._layer_stages: list[Stage] = []
         for pipe in pipes:
             self._add(pipe)
+        self._end_sampler()
 
     @property
     def samples(self) -> bool:
@@ -89,6 +90,8 @@ class Pipeline:
 
     def _add(self, pipe: Any) -> None:
         kind = type(pipe)
+        if self._layers is not None and not self._is_next(pipe):
+            self._end_sampler()  # which has stages of its own
         if kind is CopyTo:
             self._add_copy(pipe)
         elif kind is FeatureFetcher:
@@ -104,6 +107,29 @@ class Pipeline:
         else:
             self.is_known = False
             self.stages.append(pipe._apply_fn)
+
+    def _is_next(self, pipe: Any) -> bool:
+        """Whether a pipe is what comes next in GraphBolt's own sampler of neighbors.
+
+        To prepare seeds, to sample and to compact by turns, and to set the input nodes.
+        """
+        assert self._layers is not None
+        is_whole = len(self._layer_stages) == 2 * len(self._layers) + 1
+        if type(pipe) is CompactPerLayer:
+            return not is_whole
+        if type(pipe) in (SamplePerLayer, SamplePerLayerFromFetchedSubgraph):
+            return is_whole
+        return (
+            is_whole
+            and len(self._layers) > 0
+            and type(pipe) is MiniBatchTransformer
+            and pipe.transformer is NeighborSampler._set_input_nodes
+        )
+
+    def _end_sampler(self) -> None:
+        """Have the stages of a sampler run one by one."""
+        self.stages += self._layer_stages
+        self._layers, self._layer_stages = None, []
 
     def _add_copy(self, pipe: Any) -> None:
         device = torch.device(pipe.device)
@@ -122,9 +148,9 @@ class Pipeline:
             self._add_sampler(pipe)
         elif isinstance(function, functools.partial) and function.func is NeighborSampler._prepare:
             self._layers, self._layer_stages = [], [function]
-        elif function is NeighborSampler._set_input_nodes and self._layers:
+        elif self._layers is not None:
             self.stages.append(LayerSampling(self._layers, [*self._layer_stages, function]))
-            self._layers = None
+            self._layers, self._layer_stages = None, []
         else:
             self.is_known &= function in _KNOWN
             self.stages.append(pipe._transformer)
@@ -133,7 +159,11 @@ class Pipeline:
         if type(pipe) is UniformNegativeSampler and type(pipe.graph) is FusedCSCSamplingGraph:
             self.draws_from_torch = True
             self.graphs.append(pipe.graph)
-        elif pipe.transformer is _IDENTITY and isinstance(pipe, NeighborSampler):
+        elif (
+            isinstance(pipe, NeighborSampler)
+            and pipe.transformer is _IDENTITY
+            and type(pipe)._transformer is MiniBatchTransformer._transformer
+        ):
             return  # all that it does has been added by now
         else:
             self.is_known = False

@@ -10,6 +10,7 @@ another device or, to try it out, with ``--store.device=cpu``.
 from __future__ import annotations
 
 import warnings
+import zlib
 from contextlib import nullcontext
 from typing import Any
 
@@ -18,18 +19,22 @@ import torch.distributed as dist
 from dgl.graphbolt.impl.fused_csc_sampling_graph import FusedCSCSamplingGraph
 from dgl.graphbolt.impl.gpu_cached_feature import GPUCachedFeature
 from dgl.graphbolt.item_sampler import DistributedItemSampler, ItemSampler
+from torch import Tensor
 from torch.utils.data.datapipes.iter import ShardingFilter
 
 from dgl_mgpu.comm.communicator import Communicator
 from dgl_mgpu.dgl import runner_options
+from dgl_mgpu.dgl.graphbolt.graph import FusedCSCSamplingGraph as OwnGraph
 from dgl_mgpu.dgl.graphbolt.layers import LayerSampling
 from dgl_mgpu.dgl.graphbolt.pipeline import Pipeline
 from dgl_mgpu.graph.random import next_key
-from dgl_mgpu.graph.stored_tensors import is_stored
+from dgl_mgpu.graph.stored_tensors import is_counted
 from dgl_mgpu.store.global_store import GlobalStore
-from dgl_mgpu.store.graphbolt import tensor_of
+from dgl_mgpu.store.graphbolt import is_storable, tensor_of
 
 _ACTION = "share a graph of GraphBolt among ranks"
+#: At most about twice as many rows of a tensor are compared between ranks.
+_ROWS_COMPARED = 1 << 14
 
 
 def share(datapipe: Any) -> Pipeline:
@@ -57,33 +62,53 @@ def share(datapipe: Any) -> Pipeline:
         if options.store is not None:
             warnings.warn(f"a graph of GraphBolt is not in a store: {reason}", stacklevel=4)
         return pipeline
-    graph = pipeline.graphs[0]
-    if is_stored(graph.indices):
-        return pipeline
+    graph = pipeline.graphs[0]._c_csc_graph
+    if graph.was_stored:
+        return pipeline  # what was written to since is read where it is
     device = pipeline.device
     assert device is not None
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
         chosen = _options(pipeline, items, dict(options.store or {}))
         ranks = Communicator.of_this_machine()
+        features = _read(pipeline)
+        if not _are_same(ranks, [*graph.parts()[:2], *map(tensor_of, features.values())]):
+            warnings.warn(
+                "ranks have other graphs or features than each other: each reads its own",
+                stacklevel=4,
+            )
+            graph.was_stored = True  # as far as that goes
+            return pipeline
         # The first rank's options hold for all.
         seed, chosen = ranks.broadcast_from_rank0(_ACTION, lambda: (next_key()[0], chosen))
-        features = _Read(pipeline)
-        store = GlobalStore.from_graphbolt(graph, features, seed=seed, **chosen)
-    del store  # the graph and the features keep it
+        # The graph and the features keep the store.
+        GlobalStore.from_graphbolt(pipeline.graphs[0], features, seed=seed, **chosen)
     return pipeline
 
 
-class _Read:
-    """The features that a pipeline reads, by the keys of their stores."""
+def _are_same(ranks: Communicator, tensors: list[Any]) -> bool:
+    """Whether ranks have the same tensors, as far as samples of them tell."""
+    facts = [(str(it.dtype), tuple(it.shape), _checksum(it)) for it in tensors]
+    return len(set(map(str, ranks.all_gather(facts)))) == 1
 
-    def __init__(self, pipeline: Pipeline) -> None:
-        self._features: dict[Any, Any] = {}
-        for fetcher in pipeline.fetchers:
-            known = getattr(fetcher.feature_store, "_features", {})
-            for name in fetcher.node_feature_keys or ():
-                key = "node", None, name
-                if key in known:
-                    self._features[key] = known[key]
+
+def _checksum(tensor: Tensor) -> int:
+    """Of some thousand rows, far apart."""
+    step = max(1, len(tensor) // _ROWS_COMPARED)
+    return zlib.crc32(tensor[::step].contiguous().view(torch.uint8).numpy().data)
+
+
+def _read(pipeline: Pipeline) -> dict[tuple[str, None, str], Any]:
+    """The features that a pipeline reads and a store can keep, by their keys."""
+    features: dict[tuple[str, None, str], Any] = {}
+    count = pipeline.graphs[0].total_num_nodes
+    for fetcher in pipeline.fetchers:
+        known = getattr(fetcher.feature_store, "_features", {})
+        for name in fetcher.node_feature_keys or ():
+            feature = known.get(("node", None, name))
+            rows = tensor_of(feature)
+            if rows is not None and len(rows) == count and is_storable(rows):
+                features["node", None, name] = feature
+    return features
 
 
 def _items(source: Any) -> Any:
@@ -96,10 +121,14 @@ def _items(source: Any) -> Any:
 def _obstacle(pipeline: Pipeline) -> str | None:
     """Why mini-batches cannot be read from a store, as a phrase; None if they can."""
     graph = pipeline.graphs[0]
+    if graph is None:
+        return "a function of the script samples it"
     if any(other is not graph for other in pipeline.graphs):
         return "the loader samples several graphs"
-    if type(graph) is not FusedCSCSamplingGraph:
+    if type(graph) is not FusedCSCSamplingGraph or type(graph._c_csc_graph) is not OwnGraph:
         return f"it is of type {type(graph).__name__}"
+    if not (is_counted(graph.indices) and is_counted(graph.csc_indptr)):
+        return "it was made in inference mode"
     if graph.type_per_edge is not None:
         return "it has several types of edges"
     if pipeline.device is None:
@@ -119,7 +148,7 @@ def _options(pipeline: Pipeline, items: Any, told: dict[str, Any]) -> dict[str, 
         options["fanouts"] = samplings[0].fanouts
     if pipeline.device is not None and pipeline.device.type == "cpu":
         options["device"] = "cpu"
-    caches = [it for it in _Read(pipeline)._features.values() if type(it) is GPUCachedFeature]
+    caches = [it for it in _read(pipeline).values() if type(it) is GPUCachedFeature]
     if caches:
         # As much of a GPU's memory as the script gives to caches.
         options["gpu_memory"] = f"{sum(it.cache_size * _row_bytes(it) for it in caches)}B"

@@ -16,6 +16,7 @@ from dgl.graphbolt.impl.sampled_subgraph_impl import SampledSubgraphImpl
 from torch import Tensor
 
 from dgl_mgpu.dgl.graphbolt.picking import index_select
+from dgl_mgpu.errors import IdOutOfRangeError
 from dgl_mgpu.ops.blocks import SampledBlock
 
 
@@ -50,6 +51,7 @@ def split_by_type(
     num_ntypes = num_nodes.shape[1]
     by_size = [known[n : n + num_ntypes] for n in range(0, num_nodes.numel(), num_ntypes)]
     by_layer = known[num_nodes.numel() :]
+    _check(seeds, graph, by_size[-1])
     num_etypes = num_edges.shape[1]
     ids = nodes.by_type(by_size[0])
     ntypes = graph.node_type_to_id
@@ -73,6 +75,17 @@ def split_by_type(
             )
         )
     return subgraphs
+
+
+def _check(seeds: Mapping[str, Tensor], graph: Any, counts: Sequence[int]) -> None:
+    """Raise IdOutOfRangeError if seeds were of other types: of each there are so many."""
+    for ntype, number in graph.node_type_to_id.items():
+        if len(seeds[ntype]) != counts[number]:
+            raise IdOutOfRangeError(
+                "sample neighbors",
+                f"ids of '{ntype}' are those of another type",
+                f"pass ids in [0, {graph.num_nodes[ntype]})",
+            )
 
 
 class _Nodes:
@@ -102,8 +115,11 @@ class _Edges:
 
     def __init__(self, block: SampledBlock, graph: Any, nodes: _Nodes) -> None:
         self._graph, count = graph, len(block.src)
-        self._num_etypes = 1 + max(graph.edge_type_to_id.values())
+        self._num_etypes = 2 + max(graph.edge_type_to_id.values())
         types = index_select(graph.type_per_edge, block.eids).long()
+        # Those of no type that there is come last, and are left out.
+        is_known = (types >= 0) & (types < self._num_etypes - 1)
+        types = torch.where(is_known, types, self._num_etypes - 1)
         lengths = block.indptr.diff()
         rows = torch.arange(block.num_dst, device=lengths.device)
         rows = rows.repeat_interleave(lengths, output_size=count)

@@ -112,6 +112,11 @@ class Table:
             raise not_in_workers()
         return view
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether it can no longer be read."""
+        return self._view is None
+
     def use_sms(self, sms: int, host_sms: int) -> None:
         """Limit operators to some of a GPU's multiprocessors, and gathers from host memory to
         ``host_sms``, as :class:`~dgl_mgpu.ops.view.RowView` says."""

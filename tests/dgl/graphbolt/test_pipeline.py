@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import textwrap
 from collections import Counter
+from functools import partial
 
 import dgl
 import dgl.graphbolt as gb
@@ -11,9 +16,10 @@ import torch
 
 from dgl_mgpu.dgl.graphbolt import mini_batches
 from dgl_mgpu.dgl.graphbolt.graph import FusedCSCSamplingGraph
-from dgl_mgpu.errors import InvalidWeightError
+from dgl_mgpu.errors import IdOutOfRangeError, InvalidWeightError
 from dgl_mgpu.graph.originals import originals
 from tests.dgl.graphbolt.graphs import EDGES, ETYPES, NODES, random_graph
+from tests.environment import search_path
 from tests.sampling.side_streams import HostStream
 
 SEEDS = torch.arange(NODES - 1, -1, -1)
@@ -368,6 +374,159 @@ def test_a_sampler_of_the_users_own_is_called(with_lookahead, calls, request):
     assert not calls
 
 
+class OwnEnd(gb.NeighborSampler):
+    """Has a last stage of its own."""
+
+    @staticmethod
+    def _set_input_nodes(batch):
+        batch.input_nodes = batch._seed_nodes
+        return batch
+
+
+class OwnStages(gb.NeighborSampler):
+    """Looks at what was sampled between its stages, and leaves every other edge out."""
+
+    def sampling_stages(self, datapipe, graph, fanouts, replace, prob_name, deduplicate, sampler):
+        datapipe = datapipe.transform(partial(self._prepare, graph.node_type_to_id))
+        for number, fanout in enumerate(reversed(fanouts)):
+            datapipe = datapipe.sample_per_layer(
+                sampler, torch.tensor([fanout]), replace, prob_name
+            )
+            datapipe = datapipe.transform(self._thin)
+            datapipe = datapipe.compact_per_layer(deduplicate)
+            datapipe = datapipe.transform(partial(self._count, number + 1))
+        return datapipe.transform(self._set_input_nodes)
+
+    @staticmethod
+    def _thin(batch):
+        subgraph = batch.sampled_subgraphs[0]
+        csc, eids = subgraph.sampled_csc, subgraph.original_edge_ids
+        kept = eids % 2 == 0
+        counts = torch.nn.functional.pad(kept.cumsum(0), (1, 0))
+        subgraph.sampled_csc = gb.CSCFormatBase(counts[csc.indptr], csc.indices[kept])
+        subgraph.original_edge_ids = eids[kept]
+        return batch
+
+    @staticmethod
+    def _count(number, batch):
+        assert len(batch.sampled_subgraphs) == number
+        return batch
+
+
+class OwnTransform(gb.NeighborSampler):
+    """Changes what it has sampled."""
+
+    def _transformer(self, batch):
+        return _with_mark(batch)
+
+
+@pytest.mark.parametrize("sampler", [OwnEnd, OwnStages, OwnTransform])
+@pytest.mark.parametrize("with_lookahead", [False, True])
+def test_samplers_with_stages_of_their_own_have_them(sampler, with_lookahead, request):
+    if with_lookahead:
+        request.getfixturevalue("side_stream")
+
+    def pipe():
+        return sampler(gb.ItemSampler(items(), batch_size=9), random_graph(), [-1, -1])
+
+    expected = chained(pipe())
+    assert chained(gb.DataLoader(pipe())) == expected
+    assert "sampled_subgraphs=None" not in expected[0]
+
+
+def _ends_after(count, batch):
+    if batch.seed_nodes[0] <= NODES - count:
+        raise StopIteration
+    return batch
+
+
+@pytest.mark.parametrize("with_lookahead", [False, True])
+@pytest.mark.parametrize("is_before", [False, True])
+def test_a_stage_cannot_end_a_pass(with_lookahead, is_before, request):
+    if with_lookahead:
+        request.getfixturevalue("side_stream")
+    pipe, stage = gb.ItemSampler(items(), batch_size=10), partial(_ends_after, 25)
+    pipe = pipe.transform(stage) if is_before else pipe
+    pipe = pipe.sample_neighbor(random_graph(), [-1])
+    batches = iter(gb.DataLoader(pipe if is_before else pipe.transform(stage)))
+    assert len([next(batches) for _ in range(3)]) == 3
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        next(batches)
+
+
+def sampled_inputs(loader):
+    return [batch.input_nodes.tolist() for batch in loader]
+
+
+def test_torchs_seed_counts_where_no_other_was_set():
+    code = """
+        import dgl_mgpu, torch
+        import dgl.graphbolt as gb
+        from tests.dgl.graphbolt.test_pipeline import sampled_inputs, sampled_pipe, random_graph
+        loader = gb.DataLoader(sampled_pipe(random_graph(), [2, 2]))
+        def run():
+            torch.manual_seed(5)
+            return sampled_inputs(loader), sampled_inputs(loader)
+        one, other = run(), run()
+        assert one == other and one[0] != one[1]
+    """
+    path = search_path()
+    subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        check=True,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+
+
+@pytest.mark.parametrize("with_lookahead", [False, True])
+def test_a_seed_in_mid_pass_holds_for_the_rest(with_lookahead, request):
+    if with_lookahead:
+        request.getfixturevalue("side_stream")
+    loader = gb.DataLoader(sampled_pipe(random_graph(), [2, 2]))
+
+    def run():
+        batches = iter(loader)
+        first = next(batches).input_nodes.tolist()
+        gb.seed(9)
+        return first, sampled_inputs(batches)
+
+    (first, rest), (other_first, other_rest) = run(), run()
+    assert rest == other_rest
+    gb.seed(10)
+    assert sampled_inputs(loader)[1:] != rest
+    assert len(first) and len(other_first)
+
+
+def test_names_of_features_may_change_in_mid_pass(side_stream):
+    pipe = sampled_pipe(random_graph(), [-1]).fetch_feature(features(), ["x"])
+    batches = iter(gb.DataLoader(pipe))
+    next(batches)
+    assert next(batches).node_features
+    pipe.node_feature_keys = []
+    assert not next(batches).node_features
+
+
+def test_seeds_beyond_their_type_are_an_error():
+    for ids in ({"a": torch.tensor([3, 41])}, {"b": torch.tensor([-1])}):
+        sets = {ntype: gb.ItemSet(it, names="seed_nodes") for ntype, it in ids.items()}
+        pipe = gb.ItemSampler(gb.ItemSetDict(sets), batch_size=2)
+        pipe = pipe.sample_neighbor(random_graph(with_types=True), [-1])
+        with pytest.raises(IdOutOfRangeError, match="of another type"):
+            next(iter(gb.DataLoader(pipe)))
+
+
+def test_edges_of_no_type_are_left_out():
+    def pipe():
+        graph = random_graph(with_types=True)
+        last = graph.csc_indptr[1:][graph.csc_indptr.diff() > 0] - 1
+        graph.type_per_edge[last[-3:]] = 7
+        ids = gb.ItemSetDict({"b": gb.ItemSet(torch.arange(20), names="seed_nodes")})
+        return gb.ItemSampler(ids, batch_size=20).sample_neighbor(graph, [-1])
+
+    (batch,), (expected,) = gb.DataLoader(pipe()), pipe()
+    assert without_numbers(batch) == without_numbers(expected)
+
+
 def test_errors_of_stages_come_where_the_batch_is_due(side_stream):
     graph = random_graph()
     pipe = sampled_pipe(graph, [2], seeds=torch.tensor([1, 2, 3, NODES, 4]), batch_size=1)
@@ -422,6 +581,13 @@ def test_blocks_of_nothing_and_of_sources_that_are_not_there():
         batch.blocks  # noqa: B018
     csc.indices[3] = -2
     with pytest.raises(dgl.DGLError, match="subgraph is -2"):
+        batch.blocks  # noqa: B018
+
+
+def test_ids_of_edges_are_as_many_as_edges():
+    batch = next(iter(gb.DataLoader(CHAINS["all neighbors"]())))
+    batch.sampled_subgraphs[0].original_edge_ids = torch.arange(2)
+    with pytest.raises(dgl.DGLError, match="edges, and 2 original_edge_ids"):
         batch.blocks  # noqa: B018
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import gc
 import warnings
+import weakref
 
 import dgl.graphbolt as gb
 import pytest
@@ -32,6 +35,10 @@ def told(monkeypatch):
     monkeypatch.setenv(runner_options.VARIABLE, "")  # so that it is taken back
     tell()
     return tell
+
+
+def in_store(graph):
+    return is_stored(graph.indices, graph.csc_indptr)
 
 
 def rows_of(dtype=torch.float32):
@@ -67,8 +74,9 @@ def test_batches_are_those_without_a_store(dtype, options):
         assert batches(loader) == expected
         assert store.graph.traffic.take()
         assert store.gather("x", torch.tensor([5, 3])).equal(rows_of()[[5, 3]])
+    assert batches(loader) == expected  # from the tensors themselves
     with pytest.raises(StoreClosedError):
-        batches(loader)
+        store.gather("x", torch.tensor([5]))
 
 
 def test_what_is_written_to_is_read_where_it_is():
@@ -84,8 +92,9 @@ def test_what_is_written_to_is_read_where_it_is():
     assert features.read("node", None, "y", ids).equal(rows_of()[ids])
     features.update("node", None, "y", torch.zeros(NODES, 3))
     assert not features.read("node", None, "y", ids).any()
+    assert in_store(graph)
     graph.indices[0] = 9
-    assert not is_stored(graph.indices)
+    assert not in_store(graph)
     assert graph.in_subgraph(torch.tensor([1])).sampled_csc.indices[0] == 9
     assert store.gather("x", ids).equal(rows_of()[ids])
 
@@ -97,7 +106,7 @@ def test_graphs_of_several_types_have_their_features_in_a_store():
         {("node", "a", "x"): gb.TorchBasedFeature(a), ("node", "b", "x"): gb.TorchBasedFeature(b)}
     )
     store = dgl_mgpu.GlobalStore.from_graphbolt(graph, features, device="cpu")
-    assert is_stored(a) and is_stored(b) and not is_stored(graph.indices)
+    assert is_stored(a) and is_stored(b) and not in_store(graph)
     assert features.read("node", "b", "x", torch.tensor([19, 0])).equal(b[[19, 0]])
     assert store.gather("x", torch.tensor([39, 2]), "a").equal(a[[39, 2]])
     node = graph.csc_indptr[41].item()
@@ -174,7 +183,8 @@ def test_a_loader_builds_a_store_if_the_runner_was_given_options(told):
     graph, features = random_graph(), store_of(rows_of(), y=gb.TorchBasedFeature(rows_of()))
     expected = batches(loader_of(random_graph(), store_of(rows_of())))
     loader = loader_of(graph, features)
-    assert is_stored(graph.indices) and is_stored(features._features["node", None, "x"]._tensor)
+    assert in_store(graph)
+    assert is_stored(features._features["node", None, "x"]._tensor)
     assert not is_stored(features._features["node", None, "y"]._tensor)  # which nobody reads
     assert batches(loader) == expected
     view = graph._c_csc_graph._view(CPU)
@@ -197,7 +207,7 @@ def test_what_has_no_store_is_told_of(told):
     told(uses_store=False)
     graph = random_graph()
     assert not found(lambda: loader_of(graph, store_of(rows_of())))
-    assert not is_stored(graph.indices)
+    assert not in_store(graph)
     told(polisy="auto")
     with pytest.raises(ConfigError, match="polisy"):
         loader_of(graph, store_of(rows_of()))
@@ -229,12 +239,99 @@ def test_a_cache_says_how_much_of_a_gpu_the_store_gets(told, monkeypatch):
     assert made[-1]["gpu_memory"] == "1MiB"
 
 
+def test_other_graphs_of_the_same_sources_are_their_own():
+    graph = random_graph()
+    store = dgl_mgpu.GlobalStore.from_graphbolt(graph, device="cpu")
+    indptr = torch.zeros(NODES + 1, dtype=torch.int64)
+    indptr[1:] = 600
+    other = gb.fused_csc_sampling_graph(indptr, graph.indices)
+
+    def degrees(graph):
+        sampled = graph.sample_neighbors(torch.tensor([0, 5]), torch.tensor([-1]))
+        return sampled.sampled_csc.indptr.diff().tolist()
+
+    assert degrees(graph) == graph.csc_indptr.diff()[[0, 5]].tolist()
+    assert degrees(other) == [600, 0]
+    graph.csc_indptr = indptr
+    assert degrees(graph) == [600, 0]
+    assert store.graph.num_edges() == 600
+
+
+def test_graphs_and_features_are_pickled_without_their_store(tmp_path):
+    graph, rows = random_graph(), rows_of()
+    store = dgl_mgpu.GlobalStore.from_graphbolt(graph, store_of(rows), device="cpu")
+    torch.save(graph, tmp_path / "graph.pt")
+    torch.save(rows, tmp_path / "rows.pt")
+    assert torch.load(tmp_path / "rows.pt", weights_only=True).equal(rows)
+    read = torch.load(tmp_path / "graph.pt", weights_only=True)
+    assert read.indices.equal(graph.indices)
+    assert not in_store(read)
+    copied = copy.deepcopy(rows)
+    assert is_stored(rows) and not is_stored(copied)
+    del store
+
+
+def test_a_store_lives_as_long_as_what_it_has():
+    graph, rows = random_graph(), rows_of()
+    features = store_of(rows)
+    store = dgl_mgpu.GlobalStore.from_graphbolt(graph, features, device="cpu")
+    seen = weakref.ref(store.graph)
+    del store
+    gc.collect()
+    assert in_store(graph) and seen() is not None
+    assert features.read("node", None, "x", torch.tensor([3])).equal(rows[[3]])
+    del graph, features, rows
+    gc.collect()
+    assert seen() is None
+
+
+def test_what_a_store_cannot_keep_is_left_out_where_nobody_asked_for_it(told):
+    long = torch.rand(NODES + 5, 2)
+    graph, features = random_graph(), store_of(rows_of(), y=gb.TorchBasedFeature(long))
+    for batch in loader_of(graph, features, ("x", "y")):
+        assert batch.node_features["y"].equal(long[batch.input_nodes])
+    assert in_store(graph) and not is_stored(long)
+    with torch.inference_mode():
+        unwatched = random_graph()
+    with pytest.warns(UserWarning, match="in inference mode"):
+        loader = loader_of(unwatched, store_of(rows_of()))
+    assert len([*loader]) == 9
+
+
+def _have_their_own(offset):
+    """Ranks whose features differ read their own, as do later those that have written."""
+    runner_options.hand_on(RunnerOptions({"device": "cpu"}, captures=False))
+    try:
+        rows = rows_of() + offset * dist.get_rank()
+        graph, features = random_graph(), store_of(rows)
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            loader = loader_of(graph, features, pipe=gb.DistributedItemSampler)
+        told = [str(it.message) for it in seen if "reads its own" in str(it.message)]
+        for batch in loader:
+            assert batch.node_features["x"].equal(rows[batch.input_nodes])
+        shared = in_store(graph)
+        if dist.get_rank() == 0:
+            graph.indices[0] = graph.indices[0]
+        again = loader_of(graph, features, pipe=gb.DistributedItemSampler)
+        assert len([*again]) == len([*loader])
+        dist.barrier()
+        return len(told), shared
+    finally:
+        runner_options.hand_on(RunnerOptions(captures=False))
+
+
+def test_ranks_with_other_data_have_their_own(ranks):
+    assert ranks.run(_have_their_own, 1000) == [(1, False)] * 3
+    assert ranks.run(_have_their_own, 0) == [(0, True)] * 3
+
+
 def _share():
     runner_options.hand_on(RunnerOptions({"device": "cpu"}, captures=False))
     graph, features = random_graph(), store_of(rows_of())
     expected = batches(loader_of(random_graph(), store_of(rows_of())))  # of this rank alone
     loader = loader_of(graph, features, pipe=gb.DistributedItemSampler)
-    assert is_stored(graph.indices)
+    assert in_store(graph)
     seen = torch.cat([batch.seed_nodes for batch in loader])
     for batch in loader:
         assert batch.node_features["x"].equal(rows_of()[batch.input_nodes])
