@@ -276,6 +276,13 @@ _TABLE: dict[tuple[VersionRange, ...], dict[str, str]] = {
             dgl.graphbolt.feature_fetcher: FeatureFetcher.__init__=init_fetcher
         """:
             "refuses overlap_fetch and asynchronous, which newer scripts pass",
+        """
+            dgl.graphbolt.impl.fused_csc_sampling_graph: fused_csc_sampling_graph
+            FusedCSCSamplingGraph._check_sampler_arguments=check_sampler_arguments
+            dgl.graphbolt.impl.torch_based_feature_store: TorchBasedFeature.__init__=init_feature
+            TorchBasedFeature.update=update_feature
+        """:
+            "asserts what an argument has to be: of bad input nothing says which it was",
         "dgl.graphbolt.minibatch: MiniBatch.blocks":
             "makes a block by checking and copying what it is made of: longer than sampling it",
     },

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from typing import Any
 
@@ -17,6 +18,10 @@ class InvalidCallError(InvalidInputError, DGLError):
 
 class UnknownIdError(IdOutOfRangeError, DGLError):
     """A node or edge id is negative or not smaller than the number of nodes or edges."""
+
+
+class FailedAssertionError(InvalidInputError, AssertionError):
+    """What DGL's Python asserts of an argument does not hold."""
 
 
 class UnknownFeatureError(InvalidInputError, KeyError):
@@ -35,6 +40,18 @@ def as_dgl_error(error: InvalidInputError) -> InvalidInputError:
         if isinstance(error, kind.__mro__[1]):
             return kind(error.asked, error.found, error.fix)
     return InvalidCallError(error.asked, error.found, error.fix)
+
+
+@contextmanager
+def typed_assertions(action: str, fix: str) -> Iterator[None]:
+    """Within, assertions that fail are typed errors, too."""
+    try:
+        yield
+    except InvalidInputError:
+        raise
+    except AssertionError as error:
+        found = " ".join(str(error).split()).removesuffix(".")
+        raise FailedAssertionError(action, found, fix) from error
 
 
 def raising_dgl_errors(function: Callable[..., Any]) -> Callable[..., Any]:

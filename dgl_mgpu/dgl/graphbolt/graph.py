@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import itertools
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.context import get_spawning_popen
 from typing import Any
@@ -15,6 +11,8 @@ import torch
 from torch import Tensor
 
 from dgl_mgpu.dgl.graphbolt import shared_memory
+from dgl_mgpu.dgl.graphbolt.edge_types import EdgesByType
+from dgl_mgpu.dgl.graphbolt.keys import keys
 from dgl_mgpu.dgl.graphbolt.picking import (
     Edges,
     check_rows,
@@ -26,7 +24,6 @@ from dgl_mgpu.dgl.graphbolt.picking import (
     sample,
 )
 from dgl_mgpu.errors import InvalidInputError
-from dgl_mgpu.graph.random import seeding
 from dgl_mgpu.graph.relation import Compressed
 from dgl_mgpu.graph.stored_tensors import stored_on
 from dgl_mgpu.ops import (
@@ -38,74 +35,13 @@ from dgl_mgpu.ops import (
     sample_neighbors,
 )
 from dgl_mgpu.ops.sample_future import SampleFuture
-from dgl_mgpu.sampling.seed_edges import new_key
 from dgl_mgpu.sampling.views import compressed_view, scalars_view
-from dgl_mgpu.utils.fork_safe import freed_at_fork
 
 #: What a graph consists of, in the order of the constructor's arguments.
 _PARTS = (
     *("csc_indptr", "indices", "node_type_offset", "type_per_edge"),
     *("node_type_to_id", "edge_type_to_id", "node_attributes", "edge_attributes"),
 )
-
-
-class _Keys:
-    """Keys of calls that draw: those after a seed are the same after each time it is set."""
-
-    def __init__(self) -> None:
-        self._seed: int | None = None
-        self._num_calls = 0
-        #: How often a seed was set.
-        self.num_seedings = 0
-        self._lock = freed_at_fork(threading.Lock())
-        #: Those of the mini-batch that a thread is making, in place of the common ones.
-        self._local = threading.local()
-
-    def set_seed(self, seed: int) -> None:
-        with self._lock:
-            self._seed, self._num_calls = seed % (1 << 64), 0
-            self.num_seedings += 1
-
-    def next(self) -> SampleKey:
-        """The key of a new call; without a seed, one of those of DGL's own sampling.
-
-        Workers of a DataLoader, which begin with what their parent had, draw other numbers each,
-        and others in each epoch.
-        """
-        of_batch: Iterator[SampleKey] | None = getattr(self._local, "of_batch", None)
-        if of_batch is not None:
-            return next(of_batch)
-        worker = torch.utils.data.get_worker_info()
-        with self._lock:
-            if self._seed is None and worker is None:
-                return new_key()
-            self._num_calls += 1
-            own = 0 if worker is None else worker.seed
-            return SampleKey((self._seed or 0) ^ own, batch=self._num_calls)
-
-    def of_pass(self) -> SampleKey:
-        """The key of a pass over a loader.
-
-        Without a seed of its own or of DGL's, it is one of torch's generator, as it is now: other
-        passes and workers have others, and the same after ``torch.manual_seed``.
-        """
-        if self._seed is not None or seeding()[1] is not None:
-            return self.next()
-        state = torch.get_rng_state().numpy().tobytes()
-        return SampleKey(int.from_bytes(hashlib.blake2b(state, digest_size=8).digest(), "little"))
-
-    @contextlib.contextmanager
-    def of_batch(self, of_pass: SampleKey, number: int) -> Iterator[None]:
-        """Within, this thread draws for a mini-batch of a pass, the same whenever it is made."""
-        seed = of_pass.fold() % (1 << 64)
-        self._local.of_batch = (SampleKey(seed, number, call) for call in itertools.count())
-        try:
-            yield
-        finally:
-            self._local.of_batch = None
-
-
-keys = _Keys()
 
 
 @dataclass(eq=False)
@@ -154,7 +90,7 @@ class FusedCSCSamplingGraph:
         """Forget what was made of the parts."""
         #: By device, and whether edges of a node are apart by type.
         self._views: dict[tuple[torch.device, bool], GraphView] = {}
-        self._by_type: _ByType | None = None
+        self._by_type: EdgesByType | None = None
         self._type_offsets: dict[torch.device, Tensor] = {}
         self._versions = self._versions_now()
 
@@ -422,7 +358,7 @@ class FusedCSCSamplingGraph:
         values = self._attribute("edge_attributes", name)
         return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
 
-    def _split_by_type(self) -> _ByType:
+    def _split_by_type(self) -> EdgesByType:
         if self._versions_now() != self._versions:
             self._forget()
         if self._by_type is None:
@@ -433,7 +369,7 @@ class FusedCSCSamplingGraph:
                     "pass one fanout, or make the graph with node_type_offset, type_per_edge,"
                     " node_type_to_id and edge_type_to_id",
                 )
-            self._by_type = _ByType(self._parts)
+            self._by_type = EdgesByType(self._parts)
         return self._by_type
 
 
@@ -477,70 +413,3 @@ for _name in _PARTS:
     _get, _set = _accessors(_name)
     setattr(FusedCSCSamplingGraph, _name, _get)
     setattr(FusedCSCSamplingGraph, f"set_{_name}", _set)
-
-
-class _ByType:
-    """The in-edges of a node apart by edge type: rows of a CSC matrix over the same edges.
-
-    A node has a row for each edge type that ends at nodes of its type.
-    """
-
-    def __init__(self, parts: dict[str, Any]) -> None:
-        indptr, types = parts["csc_indptr"].long(), parts["type_per_edge"]
-        offsets, ntypes, etypes = (
-            parts[name] for name in ("node_type_offset", "node_type_to_id", "edge_type_to_id")
-        )
-        device = indptr.device
-        #: More than the largest id of an edge type.
-        self.num_types = num_types = 1 + max(etypes.values(), default=0)
-        known = torch.zeros(num_types, dtype=torch.bool)
-        known[[*etypes.values()]] = True
-        self._known = known.tolist()
-        #: The node type that each edge type ends at, and its number among those that do.
-        self._ends = torch.zeros(num_types, dtype=torch.int64)
-        self._numbers = torch.zeros(num_types, dtype=torch.int64)
-        widths = torch.zeros(len(offsets) - 1, dtype=torch.int64)
-        for etype, number in sorted(etypes.items(), key=lambda item: item[1]):
-            end = ntypes[etype.split(":")[2]]
-            self._ends[number], self._numbers[number] = end, widths[end]
-            widths[end] += 1
-        offsets = offsets.long().cpu()
-        counts = offsets.diff()
-        firsts = torch.nn.functional.pad((counts * widths).cumsum(0), (1, 0))
-        self._offsets, self._widths, self._firsts = (
-            offsets.tolist(), widths.tolist(), firsts.tolist()
-        )  # fmt: skip
-        node = torch.arange(len(indptr) - 1, device=device).repeat_interleave(indptr.diff())
-        ends = torch.searchsorted(offsets.to(device), node, right=True) - 1
-        kinds = types.long()
-        inside = kinds.clamp(0, num_types - 1)
-        fits = (
-            (inside == kinds) & known.to(device)[inside] & (self._ends.to(device)[inside] == ends)
-        )
-        if not bool(fits.all()):
-            raise InvalidInputError(
-                "sample neighbors of each edge type",
-                "an edge of the graph has an unknown type, or ends at a node of another type than"
-                " its edge type does",
-                "make type_per_edge, node_type_offset and edge_type_to_id agree",
-            )
-        rows = firsts.to(device)[ends] + self._numbers.to(device)[kinds]
-        rows += (node - offsets.to(device)[ends]) * widths.to(device)[ends]
-        if bool((rows.diff() < 0).any()):
-            raise InvalidInputError(
-                "sample neighbors of each edge type",
-                "the in-edges of a node are not in the order of their types",
-                "sort the edges of each node by type_per_edge",
-            )
-        lengths = torch.bincount(rows, minlength=int(firsts[-1]))
-        self.indptr = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
-
-    def rows_of(self, nodes: Tensor, etype: int) -> tuple[Tensor, Tensor]:
-        """The places of nodes that an edge type may end at, and their rows of this type."""
-        if etype >= len(self._known) or not self._known[etype]:
-            return nodes.new_empty(0, dtype=torch.int64), nodes.new_empty(0)
-        end, number = int(self._ends[etype]), int(self._numbers[etype])
-        first, last = self._offsets[end], self._offsets[end + 1]
-        (places,) = ((nodes >= first) & (nodes < last)).nonzero(as_tuple=True)
-        local = nodes[places].long() - first
-        return places, local * self._widths[end] + (self._firsts[end] + number)

@@ -15,7 +15,7 @@ from dgl.graphbolt.base import CSCFormatBase
 from dgl.graphbolt.impl.sampled_subgraph_impl import SampledSubgraphImpl
 from dgl.graphbolt.minibatch import MiniBatch
 
-from dgl_mgpu.dgl.graphbolt.graph import keys
+from dgl_mgpu.dgl.graphbolt.keys import keys
 from dgl_mgpu.dgl.graphbolt.layers import LayerSampling
 from dgl_mgpu.dgl.graphbolt.pipeline import Pipeline
 from dgl_mgpu.graph.random import BatchDraws
@@ -151,7 +151,7 @@ class MiniBatches:
             for tensor in (view.tiers, view.pointers, view.position, *view.owner)
         ]
         added = [tensor for tensor in tensors if id(tensor) not in self._seen]
-        self._seen.update(map(id, added))
+        self._seen = {id(tensor) for tensor in tensors}
         return added or None
 
     def hand_over(self, *made: object) -> None:

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dgl_mgpu.dgl.graphbolt.graph import FusedCSCSamplingGraph, keys, load_from_shared_memory
+from dgl_mgpu.dgl.graphbolt.graph import FusedCSCSamplingGraph, load_from_shared_memory
+from dgl_mgpu.dgl.graphbolt.keys import keys
 from dgl_mgpu.dgl.graphbolt.picking import check_rows, index_select
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.graph.pinning.gpu_cache import GPUCache

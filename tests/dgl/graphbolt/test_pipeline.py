@@ -16,7 +16,7 @@ import torch
 
 from dgl_mgpu.dgl.graphbolt import mini_batches
 from dgl_mgpu.dgl.graphbolt.graph import FusedCSCSamplingGraph
-from dgl_mgpu.errors import IdOutOfRangeError, InvalidWeightError
+from dgl_mgpu.errors import IdOutOfRangeError, InvalidInputError, InvalidWeightError
 from dgl_mgpu.graph.originals import originals
 from tests.dgl.graphbolt.graphs import EDGES, ETYPES, NODES, random_graph
 from tests.environment import search_path
@@ -537,13 +537,27 @@ def test_errors_of_stages_come_where_the_batch_is_due(side_stream):
         next(batches)
 
 
-def test_fanouts_and_dtypes_are_checked_as_graphbolt_does():
-    with pytest.raises(AssertionError, match="dtype"):
-        [*gb.DataLoader(sampled_pipe(random_graph(), [2], seeds=SEEDS.int()))]
-    with pytest.raises(AssertionError, match="either -1 or"):
-        [*gb.DataLoader(sampled_pipe(random_graph(), [-3]))]
-    with pytest.raises(AssertionError, match="Unknown edge attribute"):
-        [*gb.DataLoader(sampled_pipe(random_graph(), [2], prob_name="w"))]
+@pytest.mark.parametrize("error", [AssertionError, InvalidInputError])
+def test_what_graphbolt_asserts_is_a_typed_error(error):
+    with pytest.raises(error, match="cannot sample neighbors: Data type of nodes must be"):
+        list(gb.DataLoader(sampled_pipe(random_graph(), [2], seeds=SEEDS.int())))
+    with pytest.raises(error, match="either -1 or"):
+        list(gb.DataLoader(sampled_pipe(random_graph(), [-3])))
+    with pytest.raises(error, match="Unknown edge attribute 'w'"):
+        list(gb.DataLoader(sampled_pipe(random_graph(), [2], prob_name="w")))
+    with pytest.raises(error, match="cannot make a graph: Passed-in canonical etype"):
+        gb.fused_csc_sampling_graph(
+            torch.tensor([0, 1]),
+            torch.tensor([0]),
+            node_type_to_id={"a": 0},
+            edge_type_to_id={"a:a": 0},
+            type_per_edge=torch.tensor([0]),
+            node_type_offset=torch.tensor([0, 1]),
+        )
+    with pytest.raises(error, match="greater than 1, but got 1 dimension; pass a tensor of two"):
+        gb.TorchBasedFeature(torch.ones(3))
+    with pytest.raises(error, match="same length, but got 2 and 1"):
+        gb.TorchBasedFeature(torch.ones(3, 2)).update(torch.ones(1, 2), torch.tensor([0, 1]))
 
 
 def described(block):
