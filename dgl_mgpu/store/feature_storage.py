@@ -132,11 +132,6 @@ class TableStorage(FeatureStorage):
         assert isinstance(self._table.view, RowView)
         return self._table.view
 
-    @property
-    def is_open(self) -> bool:
-        """Whether the store has not been closed."""
-        return not self._table.is_closed
-
     def __repr__(self) -> str:
         return f"TableStorage({self._name!r}, {tuple(self.shape)}, {self.dtype})"
 

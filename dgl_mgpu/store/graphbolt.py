@@ -144,7 +144,7 @@ class StoredRows:
     @property
     def is_open(self) -> bool:
         """As :class:`~dgl_mgpu.graph.stored_tensors.StoredContents` says."""
-        return self.storage.is_open
+        return not self.storage._table.is_closed
 
     def fetch(self, ids: Tensor) -> Tensor:
         """Rows by their ids, on the device of these."""
