@@ -454,6 +454,20 @@ def test_a_stage_cannot_end_a_pass(with_lookahead, is_before, request):
         next(batches)
 
 
+def test_a_batch_that_is_made_again_begins_anew(side_stream):
+    store, links = features(), gb.ItemSet(torch.stack([SEEDS, SEEDS.flip(0)], 1), names="seeds")
+    pipe = gb.ItemSampler(links, batch_size=10).sample_uniform_negative(random_graph(), 2)
+    pipe = pipe.sample_neighbor(random_graph(), [-1]).fetch_feature(store, ["x"])
+    batches = iter(gb.DataLoader(pipe))
+    for number in range(6):
+        batch = next(batches)
+        assert batch.labels.tolist() == [True] * 10 + [False] * 20
+        assert batch.compacted_seeds.shape == (30, 2)
+        if number == 2:  # the next one is made by now
+            store.update("node", None, "x", torch.zeros(NODES, 3))
+    assert not batch.node_features["x"].any()
+
+
 def sampled_inputs(loader):
     return [batch.input_nodes.tolist() for batch in loader]
 
