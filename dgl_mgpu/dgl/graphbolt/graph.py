@@ -402,6 +402,8 @@ def _accessors(name: str) -> tuple[Any, Any]:
         return self._parts[name]
 
     def set_(self: FusedCSCSamplingGraph, value: Any) -> None:
+        if value is self._parts[name]:
+            return  # GraphBolt does so with every sample
         self._parts[name] = value
         self._name = None  # what is in shared memory is another graph now
         self._forget()

@@ -88,6 +88,13 @@ def _check(seeds: Mapping[str, Tensor], graph: Any, counts: Sequence[int]) -> No
             )
 
 
+def _in_order(types: Tensor, count: int) -> Tensor:
+    """The places of elements of each of the types 0 to ``count``, one type after the other."""
+    if types.device.type == "cpu":  # where that takes a third of the time of sorting
+        return torch.cat([(types == number).nonzero()[:, 0] for number in range(count)])
+    return types.argsort(stable=True)
+
+
 class _Nodes:
     """All nodes of a mini-batch, and their numbers among those of their types."""
 
@@ -104,7 +111,7 @@ class _Nodes:
 
     def by_type(self, counts: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
         """Ids within each type, of which there are so many, and their places among all nodes."""
-        places = self._types.argsort(stable=True)
+        places = _in_order(self._types, len(counts))
         ids = self._nodes[places] - self._offsets[self._types[places]].to(self._nodes.dtype)
         bounds = [*pairwise(accumulate(counts, initial=0))]
         return [(ids[first:last], places[first:last]) for first, last in bounds]
@@ -129,7 +136,7 @@ class _Edges:
         )
         degrees.index_add_(0, types * block.num_dst + rows, torch.ones_like(rows))
         self._degrees = degrees.view(self._num_etypes, block.num_dst)
-        order = types.argsort(stable=True)
+        order = _in_order(types, self._num_etypes)
         self._sources = nodes.numbers[block.src.long()][order]
         self._eids = None
         original = (graph.edge_attributes or {}).get(ORIGINAL_EDGE_ID)

@@ -8,6 +8,7 @@ import dgl.graphbolt as gb
 import pytest
 import torch
 
+from dgl_mgpu.dgl.graphbolt import graph as fused_graph
 from dgl_mgpu.errors import IdOutOfRangeError, InvalidInputError, InvalidWeightError
 from tests.dgl.graphbolt.graphs import EDGES, ETYPES, NODES, random_graph
 
@@ -271,6 +272,29 @@ def test_times_must_be_as_many_as_nodes_and_names_be_there():
         graph.temporal_sample_neighbors(
             nodes, torch.ones(2), fanouts, edge_timestamp_attr_name="when"
         )
+
+
+@pytest.mark.parametrize("fanouts", [[2], [2, 2, 2]])
+def test_what_is_made_of_a_graph_is_made_once(fanouts, monkeypatch):
+    made = []
+    monkeypatch.setattr(fused_graph, "compressed_view", _noted(fused_graph.compressed_view, made))
+    monkeypatch.setattr(fused_graph, "EdgesByType", _noted(fused_graph.EdgesByType, made))
+    graph = random_graph(with_types=True)
+    nodes = {"a": torch.arange(9), "b": torch.arange(5)}
+    for _ in range(4):
+        graph.sample_neighbors(nodes, torch.tensor(fanouts))
+    assert len(made) == len(fanouts[1:2]) + 1
+    graph.node_type_offset = graph.node_type_offset.clone()
+    graph.sample_neighbors(nodes, torch.tensor(fanouts))
+    assert len(made) == 2 * (len(fanouts[1:2]) + 1)
+
+
+def _noted(function, calls):
+    def noted(*arguments):
+        calls.append(function)
+        return function(*arguments)
+
+    return noted
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
