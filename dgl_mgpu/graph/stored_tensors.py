@@ -20,19 +20,33 @@ class StoredContents(Protocol):
         """Whether the store can still be read."""
 
 
+class Snapshot:
+    """A tensor as it is now; it does not keep it."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor, self._version = weakref.ref(tensor), tensor._version
+
+    def is_of(self, tensor: Tensor) -> bool:
+        """Whether it is this tensor, and not written to since."""
+        return self._tensor() is tensor and is_watched(tensor) and tensor._version == self._version
+
+
+def is_watched(tensor: Tensor) -> bool:
+    """Whether torch counts writes to a tensor: not if it is learned, or made in inference mode."""
+    return not (tensor.is_inference() or tensor.requires_grad)
+
+
 @dataclass(frozen=True)
 class _Stored:
     contents: StoredContents
     device: device
-    tensors: tuple[weakref.ref[Tensor], ...]
-    versions: tuple[int, ...]
+    snapshots: tuple[Snapshot, ...]
 
     def is_of(self, tensors: tuple[Tensor, ...]) -> bool:
         """Whether it is of these tensors as they are now."""
         return (
-            len(tensors) == len(self.tensors)
-            and all(ref() is it for ref, it in zip(self.tensors, tensors, strict=True))
-            and tuple(it._version for it in tensors) == self.versions
+            len(tensors) == len(self.snapshots)
+            and all(map(Snapshot.is_of, self.snapshots, tensors))
             and self.contents.is_open
         )
 
@@ -41,22 +55,15 @@ class _Stored:
 _stored: dict[int, _Stored] = {}
 
 
-def is_counted(tensor: Tensor) -> bool:
-    """Whether torch counts writes to a tensor: not if it is learned, or made in inference mode."""
-    return not (tensor.is_inference() or tensor.requires_grad)
-
-
 def remember_stored(contents: StoredContents, device: device, *tensors: Tensor) -> None:
     """Note that a store on ``device`` has tensors, writes to which torch counts.
 
     The contents live as long as the first tensor.
     """
     key = id(tensors[0])
-    # A tensor whose memory another one has by now is not there to be compared with.
-    refs = [weakref.ref(tensors[0], lambda _: _stored.pop(key, None))]
-    refs += [weakref.ref(tensor) for tensor in tensors[1:]]
-    versions = tuple(tensor._version for tensor in tensors)
-    _stored[key] = _Stored(contents, device, tuple(refs), versions)
+    _stored[key] = _Stored(contents, device, tuple(map(Snapshot, tensors)))
+    # At the process's end stores go in an order of their own.
+    weakref.finalize(tensors[0], _stored.pop, key, None).atexit = False
 
 
 def stored_on(device: device, *tensors: Tensor) -> StoredContents | None:

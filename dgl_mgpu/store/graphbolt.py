@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dgl_mgpu.errors import InvalidInputError
-from dgl_mgpu.graph.stored_tensors import is_counted, remember_stored
+from dgl_mgpu.graph.stored_tensors import is_watched, remember_stored
 from dgl_mgpu.ops.view import GraphView
 from dgl_mgpu.store.content import Content, StoreSchema
 from dgl_mgpu.store.feature_storage import TableStorage
@@ -63,7 +63,7 @@ def tensor_of(feature: Any) -> Tensor | None:
 def is_storable(rows: Tensor) -> bool:
     """Whether a store can keep a feature's rows."""
     has_rows = rows.numel() > 0 or len(rows) == 0
-    return rows.device.type == "cpu" and is_counted(rows) and has_rows
+    return rows.device.type == "cpu" and is_watched(rows) and has_rows
 
 
 def read_graphbolt(graph: Any, features: NodeFeatures, seeds: Nodes | None) -> Content:
@@ -178,5 +178,5 @@ def read_from_store(store_graph: StoreGraph, graph: Any, features: NodeFeatures)
         remember_stored(stored, device, rows)
     graph._c_csc_graph.was_stored = True
     topology = graph.indices, graph.csc_indptr
-    if graph.type_per_edge is None and all(map(is_counted, topology)):
+    if graph.type_per_edge is None and all(map(is_watched, topology)):
         remember_stored(StoredTopology(store_graph), device, *topology)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from dgl_mgpu.graph.block_frames import BlockFrame
 from dgl_mgpu.graph.blocks import block_types
+from dgl_mgpu.graph.errors import FailedAssertionError
 from dgl_mgpu.graph.relation import Compressed, Relation
 from dgl_mgpu.sampling.block_sampling import block_index_on_cpu
 from dgl_mgpu.utils.types import ETYPE, NTYPE, CanonicalEtype
@@ -49,6 +50,8 @@ def blocks_of(subgraphs: Sequence[Any]) -> list[DGLBlock]:
     ------
     DGLError
         If a source is not among the rows of its subgraph.
+    FailedAssertionError
+        If a subgraph was not compacted.
     """
     parts = [_parts(subgraph) for subgraph in subgraphs]
     _check(parts)
@@ -65,8 +68,11 @@ def _parts(subgraph: Any) -> _Parts:
     """Edges by type, and the ids of rows and of columns by node type."""
     csc = subgraph.sampled_csc
     rows, columns = subgraph.original_row_node_ids, subgraph.original_column_node_ids
-    assert rows is not None, "Missing `original_row_node_ids` in sampled subgraph."
-    assert columns is not None, "Missing `original_column_node_ids` in sampled subgraph."
+    if rows is None or columns is None:
+        name = "original_row_node_ids" if rows is None else "original_column_node_ids"
+        raise FailedAssertionError(
+            "make blocks", f"Missing `{name}` in sampled subgraph", "compact what was sampled first"
+        )
     if not isinstance(csc, dict):
         return {(NTYPE, ETYPE, NTYPE): csc}, {NTYPE: rows}, {NTYPE: columns}
     by_etype = {etype_str_to_tuple(etype): csc[etype] for etype in csc}

@@ -42,9 +42,8 @@ class DiskBasedFeature(TorchBasedFeature):
     def __init__(
         self, path: Any, metadata: dict[str, Any] | None = None, num_threads: int | None = None
     ) -> None:
-        self._is_inplace_pinned: set[Tensor] = (
-            set()
-        )  # which is looked at even if there is no such file
+        # GraphBolt looks at it when the object goes, also if there is no such file.
+        self._is_inplace_pinned: set[Tensor] = set()
         # A copy is made of what is written to; torch warns of arrays that cannot be.
         super().__init__(torch.from_numpy(np.load(path, mmap_mode="c")), metadata)
 

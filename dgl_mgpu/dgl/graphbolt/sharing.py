@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import warnings
 import zlib
+from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Any
 
@@ -28,7 +29,7 @@ from dgl_mgpu.dgl.graphbolt.graph import FusedCSCSamplingGraph as OwnGraph
 from dgl_mgpu.dgl.graphbolt.layers import LayerSampling
 from dgl_mgpu.dgl.graphbolt.pipeline import Pipeline
 from dgl_mgpu.graph.random import next_key
-from dgl_mgpu.graph.stored_tensors import is_counted
+from dgl_mgpu.graph.stored_tensors import is_watched
 from dgl_mgpu.store.global_store import GlobalStore
 from dgl_mgpu.store.graphbolt import is_storable, tensor_of
 
@@ -68,9 +69,8 @@ def share(datapipe: Any) -> Pipeline:
     device = pipeline.device
     assert device is not None
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
-        chosen = _options(pipeline, items, dict(options.store or {}))
-        ranks = Communicator.of_this_machine()
-        features = _read(pipeline)
+        ranks, features = Communicator.of_this_machine(), _read(pipeline)
+        chosen = _options(pipeline, items, features) | dict(options.store or {})
         if not _are_same(ranks, [*graph.parts()[:2], *map(tensor_of, features.values())]):
             warnings.warn(
                 "ranks have other graphs or features than each other: each reads its own",
@@ -127,7 +127,7 @@ def _obstacle(pipeline: Pipeline) -> str | None:
         return "the loader samples several graphs"
     if type(graph) is not FusedCSCSamplingGraph or type(graph._c_csc_graph) is not OwnGraph:
         return f"it is of type {type(graph).__name__}"
-    if not (is_counted(graph.indices) and is_counted(graph.csc_indptr)):
+    if not (is_watched(graph.indices) and is_watched(graph.csc_indptr)):
         return "it was made in inference mode"
     if graph.type_per_edge is not None:
         return "it has several types of edges"
@@ -138,8 +138,8 @@ def _obstacle(pipeline: Pipeline) -> str | None:
     return None
 
 
-def _options(pipeline: Pipeline, items: Any, told: dict[str, Any]) -> dict[str, Any]:
-    """Options of a loader's store: the runner's, and those of its mini-batches."""
+def _options(pipeline: Pipeline, items: Any, features: Mapping[Any, Any]) -> dict[str, Any]:
+    """Options of a loader's store, by its mini-batches and the features that it reads."""
     options: dict[str, Any] = {}
     if isinstance(items, ItemSampler):
         options["batch_size"] = items._batch_size
@@ -148,11 +148,11 @@ def _options(pipeline: Pipeline, items: Any, told: dict[str, Any]) -> dict[str, 
         options["fanouts"] = samplings[0].fanouts
     if pipeline.device is not None and pipeline.device.type == "cpu":
         options["device"] = "cpu"
-    caches = [it for it in _read(pipeline).values() if type(it) is GPUCachedFeature]
+    caches = [it for it in features.values() if type(it) is GPUCachedFeature]
     if caches:
         # As much of a GPU's memory as the script gives to caches.
         options["gpu_memory"] = f"{sum(it.cache_size * _row_bytes(it) for it in caches)}B"
-    return options | told
+    return options
 
 
 def _row_bytes(feature: GPUCachedFeature) -> int:

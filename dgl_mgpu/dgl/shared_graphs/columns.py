@@ -2,33 +2,16 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
 from dgl.frame import Column
 from dgl.heterograph import DGLGraph
 
 from dgl_mgpu.graph.random import seeding
+from dgl_mgpu.graph.stored_tensors import Snapshot
 from dgl_mgpu.store.global_store import GlobalStore
 from dgl_mgpu.store.lazy_rows import NodeOrEdgeType
-
-
-class Snapshot:
-    """A tensor as it is now; it does not keep it."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self._tensor, self._version = weakref.ref(tensor), tensor._version
-
-    def is_of(self, tensor: torch.Tensor) -> bool:
-        """Whether it is this tensor, and not written to since."""
-        return self._tensor() is tensor and is_watched(tensor) and tensor._version == self._version
-
-
-def is_watched(tensor: torch.Tensor) -> bool:
-    """Whether torch counts writes to a tensor: not if it is learned, or made in inference mode."""
-    return not (tensor.is_inference() or tensor.requires_grad)
 
 
 class Passes:

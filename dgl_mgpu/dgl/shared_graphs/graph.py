@@ -13,8 +13,9 @@ from dgl.frame import Column, Frame
 from dgl.heterograph import DGLGraph
 from dgl.utils import gather_pinned_tensor_rows, set_new_frames
 
-from dgl_mgpu.dgl.shared_graphs.columns import Snapshot, Stored, is_watched
+from dgl_mgpu.dgl.shared_graphs.columns import Stored
 from dgl_mgpu.errors import InvalidInputError, UnsupportedByStoreError
+from dgl_mgpu.graph.stored_tensors import Snapshot, is_watched
 from dgl_mgpu.ops import check_weights
 from dgl_mgpu.ops.view import RowView
 from dgl_mgpu.sampling.views import scalars_view

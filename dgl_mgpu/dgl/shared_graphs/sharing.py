@@ -19,10 +19,11 @@ from dgl.heterograph import DGLGraph
 
 from dgl_mgpu.comm.communicator import Communicator
 from dgl_mgpu.dgl import runner_options
-from dgl_mgpu.dgl.shared_graphs.columns import Passes, Snapshot, Stored, is_watched, stored_of
+from dgl_mgpu.dgl.shared_graphs.columns import Passes, Stored, stored_of
 from dgl_mgpu.dgl.shared_graphs.graph import SharedGraph
 from dgl_mgpu.errors import ConfigError
 from dgl_mgpu.graph.random import next_key
+from dgl_mgpu.graph.stored_tensors import Snapshot, is_watched
 from dgl_mgpu.store.agreement import frames, graph_facts, require_same
 from dgl_mgpu.store.global_store import GlobalStore
 

@@ -612,6 +612,15 @@ def test_blocks_of_nothing_and_of_sources_that_are_not_there():
         batch.blocks  # noqa: B018
 
 
+@pytest.mark.parametrize("name", ["original_row_node_ids", "original_column_node_ids"])
+def test_blocks_of_what_was_not_compacted_are_an_error(name):
+    batch = next(iter(gb.DataLoader(CHAINS["all neighbors"]())))
+    setattr(batch.sampled_subgraphs[0], name, None)
+    for error in (InvalidInputError, AssertionError):
+        with pytest.raises(error, match=f"Missing `{name}`"):
+            batch.blocks  # noqa: B018
+
+
 def test_ids_of_edges_are_as_many_as_edges():
     batch = next(iter(gb.DataLoader(CHAINS["all neighbors"]())))
     batch.sampled_subgraphs[0].original_edge_ids = torch.arange(2)
