@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -84,7 +84,7 @@ class LayerSampling:
         if not self._is_uniform or len(fanouts) != len(self.layers):
             return None
         graph = first.graph
-        if isinstance(seeds, dict) and can_be_split(graph, _device_of(seeds)):
+        if isinstance(seeds, dict) and can_be_split(graph):
             seeds = self.stages[0](minibatch)._seed_nodes  # with those types that it lacked
             seeds = graph._convert_to_homogeneous_nodes(seeds)
         elif not isinstance(seeds, Tensor) or graph.type_per_edge is not None:
@@ -140,10 +140,6 @@ class LayerSampling:
             for subgraph in minibatch.sampled_subgraphs:
                 mark_compacted(subgraph)
         return minibatch
-
-
-def _device_of(seeds: Mapping[str, Tensor]) -> torch.device:
-    return next((ids.device for ids in seeds.values()), torch.device("cpu"))
 
 
 def _result(sampled: SampleFuture[list[SampledBlock]]) -> list[SampledBlock] | None:

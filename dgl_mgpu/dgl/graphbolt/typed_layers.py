@@ -19,13 +19,8 @@ from dgl_mgpu.errors import IdOutOfRangeError
 from dgl_mgpu.ops.blocks import SampledBlock
 
 
-def can_be_split(graph: Any, device: torch.device) -> bool:
-    """Whether all types of nodes are sources, as GraphBolt drops others after a layer.
-
-    Only on the CPU: on a GPU it has not been tried.
-    """
-    if device.type != "cpu":
-        return False
+def can_be_split(graph: Any) -> bool:
+    """Whether all types of nodes are sources, as GraphBolt drops others after a layer."""
     types = graph.edge_type_to_id, graph.node_type_to_id, graph.node_type_offset
     if any(it is None for it in types):
         return False
@@ -89,6 +84,8 @@ def _check(seeds: Mapping[str, Tensor], graph: Any, counts: Sequence[int]) -> No
 
 def _in_order(types: Tensor, count: int) -> Tensor:
     """The places of elements of each of the types 0 to ``count``, one type after the other."""
+    if types.is_cuda:
+        return types.sort(stable=True).indices  # without a wait for each type
     # Types are few: that takes less time than sorting.
     return torch.cat([(types == number).nonzero()[:, 0] for number in range(count)])
 

@@ -148,6 +148,66 @@ def test_batches_made_ahead_are_the_same_and_right(
             assert len(rows_.unique()) == len(rows_)
 
 
+NTYPES = {"a": 12_000, "b": 8_000}
+ETYPES = {"a:to:b": 0, "b:to:a": 1, "a:likes:a": 2}
+
+
+def typed_graph():
+    """Nodes 0 to 11,999 are of type a; edges of the graph above, of types that go together."""
+    plain = random_graph()
+    ends = torch.arange(NODES).repeat_interleave(plain.csc_indptr.diff())
+    is_b, to_b = plain.indices >= NTYPES["a"], ends >= NTYPES["a"]
+    # There is no type from b to b.
+    indices = torch.where(is_b & to_b, plain.indices - NTYPES["b"], plain.indices)
+    types = torch.where(to_b, 0, torch.where(is_b, 1, 2))
+    order = torch.argsort(ends * 3 + types, stable=True)
+    return gb.fused_csc_sampling_graph(
+        plain.csc_indptr,
+        indices[order],
+        node_type_offset=torch.tensor([0, NTYPES["a"], NODES]),
+        type_per_edge=types[order].to(torch.uint8),
+        node_type_to_id={"a": 0, "b": 1},
+        edge_type_to_id=ETYPES,
+        edge_attributes={
+            gb.ORIGINAL_EDGE_ID: torch.arange(EDGES) * 2,
+            "w": torch.rand(EDGES, generator=torch.Generator().manual_seed(2)) + 0.1,
+        },
+    )
+
+
+def typed_contents(graph, device, fanouts, **options):
+    seeds = {"a": torch.arange(3000), "b": torch.arange(1000) * 3}
+    items = gb.ItemSetDict({of: gb.ItemSet(ids, names="seed_nodes") for of, ids in seeds.items()})
+    pipe = gb.ItemSampler(items, batch_size=500).copy_to(device, extra_attrs=["seed_nodes"])
+    gb.seed(3)
+    batches = []
+    for batch in gb.DataLoader(pipe.sample_neighbor(graph, [*fanouts], **options)):
+        parts = [ids.cpu() for _, ids in sorted(batch.input_nodes.items())]
+        for subgraph in batch.sampled_subgraphs:
+            rows, columns = subgraph.original_row_node_ids, subgraph.original_column_node_ids
+            for etype, csc in subgraph.sampled_csc.items():
+                source, _, target = etype.split(":")
+                eids = subgraph.original_edge_ids[etype]
+                parts += [csc.indptr, csc.indices, eids, rows[source], columns[target]]
+        batches.append([part.cpu() for part in parts])
+    return batches
+
+
+@pytest.mark.parametrize("memory", ["gpu", "pinned"])
+@pytest.mark.parametrize("options", [{}, {"prob_name": "w"}])
+def test_several_types_are_sampled_as_on_the_cpu(memory, options, device, ahead):
+    fanouts = [torch.tensor([4]), torch.tensor([3])]
+    expected = typed_contents(typed_graph(), torch.device("cpu"), fanouts, **options)
+    assert not ahead
+    graph = typed_graph()
+    if memory == "gpu":
+        graph = graph.to(device)
+    else:
+        graph.pin_memory_()
+    assert same(typed_contents(graph, device, fanouts, **options), expected)
+    assert len(ahead) > 5
+
+
 @pytest.mark.parametrize("seeds", ["distinct", "repeated"])
 def test_all_neighbors_are_those_on_the_cpu(seeds, device):
     ids = torch.arange(900) if seeds == "distinct" else torch.arange(900) % 100
