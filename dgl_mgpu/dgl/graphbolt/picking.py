@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dgl_mgpu.dgl.patches.storages.pytorch_tensor import can_be_picked, pick_all, to_be_picked
 from dgl_mgpu.errors import IdOutOfRangeError, InvalidInputError, InvalidWeightError
 from dgl_mgpu.graph.stored_tensors import stored_on
 from dgl_mgpu.ops import GraphView, SampledNeighbors, SampleKey, sample_neighbors
@@ -162,4 +163,8 @@ def index_select(tensor: Tensor, index: Tensor) -> Tensor:
                 "pin it, tensor.pin_memory(), or move one of them",
             )
         return gather_pinned_tensor_rows(tensor, index)
+    if index.is_cuda and can_be_picked(index, tensor):
+        pick = to_be_picked(index, tensor)
+        pick_all([pick])
+        return pick[0]
     return tensor[index.long()] if index.dtype != torch.int64 else tensor[index]
