@@ -295,6 +295,31 @@ def to_device(ids: torch.Tensor, device: torch.device) -> torch.Tensor:
     return ids.to(device, non_blocking=True)
 
 
+#: Bytes at which tensors begin in a joint copy: a GPU's widest reads.
+_ALIGNMENT = 16
+
+
+def copies_on(device: torch.device, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Tensors in pageable memory, copied to a GPU by one copy, as :func:`to_device` does."""
+    if len(tensors) < 2 or device.type == "cpu":
+        return [to_device(tensor, device) for tensor in tensors]
+    starts, size = [], 0
+    for tensor in tensors:
+        starts.append(size)
+        size += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
+    pinned = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+    parts = list(zip(tensors, starts, strict=True))
+    for tensor, start in parts:
+        _part(pinned, start, tensor).copy_(tensor)
+    copied = pinned.to(device, non_blocking=True)
+    return [_part(copied, start, tensor) for tensor, start in parts]
+
+
+def _part(joint: torch.Tensor, start: int, tensor: torch.Tensor) -> torch.Tensor:
+    """Where a tensor is in a joint copy."""
+    return joint[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+
+
 def _collect(made: Any, tensors: list[torch.Tensor]) -> None:
     """Add the tensors of a part of a batch."""
     if isinstance(made, torch.Tensor):

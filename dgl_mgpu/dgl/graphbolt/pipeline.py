@@ -33,7 +33,7 @@ from torchdata.datapipes.iter import Prefetcher as ThreadedPipe
 from dgl_mgpu.dgl.graphbolt.graph import FusedCSCSamplingGraph as OwnGraph
 from dgl_mgpu.dgl.graphbolt.layers import Layer, LayerSampling, Stage
 from dgl_mgpu.graph.stored_tensors import is_stored
-from dgl_mgpu.sampling.loader_batches import to_device
+from dgl_mgpu.sampling.loader_batches import copies_on
 from dgl_mgpu.store.graphbolt import tensor_of
 
 _IDENTITY = MiniBatchTransformer._identity
@@ -282,13 +282,22 @@ def _copy_seeds(pipe: Any, device: torch.device, minibatch: Any) -> Any:
         names.append("seed_nodes")
     elif has_pairs:
         names += ["compacted_node_pairs", "compacted_negative_srcs", "compacted_negative_dsts"]
-    for name in {*names, *(pipe.extra_attrs or ())}:
-        copied = recursive_apply(getattr(minibatch, name), _to, device)
-        setattr(minibatch, name, copied)
+    values = {name: getattr(minibatch, name) for name in {*names, *(pipe.extra_attrs or ())}}
+    found: list[torch.Tensor] = []
+    recursive_apply(values, _add_if_on_cpu, found)
+    copies = dict(zip(map(id, found), copies_on(device, found), strict=True))
+    for name, value in values.items():
+        setattr(minibatch, name, recursive_apply(value, _copy_of, copies, device))
     return minibatch
 
 
-def _to(value: Any, device: torch.device) -> Any:
-    if isinstance(value, torch.Tensor):
-        return to_device(value, device)
+def _add_if_on_cpu(value: Any, found: list[torch.Tensor]) -> None:
+    if type(value) is torch.Tensor and value.device.type == "cpu":
+        found.append(value)
+
+
+def _copy_of(value: Any, copies: dict[int, torch.Tensor], device: torch.device) -> Any:
+    copied = copies.get(id(value))
+    if copied is not None:
+        return copied
     return value.to(device) if hasattr(value, "to") else value
