@@ -1,0 +1,344 @@
+"""Attention over the in-edges of nodes in one pass: scores, their softmax and the weighted sum.
+
+Nothing of the size of the edges is written: the softmax keeps a running maximum and sum, and the
+backward pass computes scores again from what each destination keeps (Dao et al., FlashAttention,
+NeurIPS 2022, section 3.1, for the rows of a graph).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from dgl_mgpu.errors import InvalidInputError
+from dgl_mgpu.ops.autograd import differentiable_once
+from dgl_mgpu.ops.check import DTYPES, ID_DTYPES, check_tensor
+from dgl_mgpu.ops.library import Operator, call
+from dgl_mgpu.ops.transpose import transpose
+
+#: Scores of an edge, of its source's and its destination's operands.
+SCORES = ("additive", "dynamic", "dot")
+#: What a destination keeps of its softmax: the logarithm of its sum, and which edges are fewer,
+#: those with a positive score before the slope (1) or the others (-1).
+LOG_SUM, FEWER = range(2)
+#: What the backward pass reads of a destination: its part of an additive score, the logarithm of
+#: its sum, the product of its output with its gradient, and which edges are fewer.
+RIGHT, OF_SUM, PRODUCT, OF_FEWER = range(4)
+
+
+class Entries(NamedTuple):
+    """Edges grouped by one end: those of row i are entries [indptr[i], indptr[i + 1])."""
+
+    indptr: Tensor
+    #: The other end.
+    indices: Tensor
+    #: None where entry ``i`` is edge ``i``.
+    eids: Tensor | None
+
+
+class AttentionOperands(NamedTuple):
+    """What scores and sums are made of, as :func:`attention` takes it."""
+
+    values: Tensor
+    left: Tensor | None
+    right: Tensor
+    vector: Tensor | None
+
+
+class AttentionScore(NamedTuple):
+    """How scores are computed, and how many weights are dropped."""
+
+    kind: str
+    slope: float
+    scale: float
+    dropout: float
+
+
+@Operator
+def attention_op(
+    entries: Entries,
+    operands: AttentionOperands,
+    bias: Tensor | None,
+    key: Tensor | None,
+    score: AttentionScore,
+) -> tuple[Tensor, Tensor]:
+    return outputs(entries, operands)
+
+
+@Operator
+def attention_products_op(
+    grad: Tensor, out: Tensor, sums: Tensor, right: Tensor | None, bias: Tensor | None
+) -> Tensor:
+    return sums.new_empty(*sums.shape[:2], 4)
+
+
+@Operator
+def attention_of_destinations_op(
+    entries: Entries,
+    operands: AttentionOperands,
+    grad: Tensor,
+    products: Tensor,
+    key: Tensor | None,
+    score: AttentionScore,
+) -> list[Tensor]:
+    right, vector = operands.right, operands.vector
+    return [torch.empty_like(right), *([] if vector is None else [torch.empty_like(vector)])]
+
+
+@Operator
+def attention_of_sources_op(
+    entries: Entries,
+    operands: AttentionOperands,
+    grad: Tensor,
+    products: Tensor,
+    key: Tensor | None,
+    score: AttentionScore,
+) -> list[Tensor]:
+    values, left = operands.values, operands.left
+    return [torch.empty_like(values), *([] if left is None else [torch.empty_like(left)])]
+
+
+def computed_in(dtype: torch.dtype) -> torch.dtype:
+    """What numbers of a dtype are computed in."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def outputs(entries: Entries, operands: AttentionOperands) -> tuple[Tensor, Tensor]:
+    """Allocate the output, and what destinations keep."""
+    values, num_dst = operands.values, entries.indptr.shape[0] - 1
+    out = values.new_empty(num_dst, *values.shape[1:])
+    sums = values.new_empty(num_dst, values.shape[1], 2, dtype=computed_in(values.dtype))
+    return out, sums
+
+
+def attention(
+    entries: Entries,
+    values: Tensor,
+    left: Tensor | None,
+    right: Tensor,
+    *,
+    score: str,
+    vector: Tensor | None = None,
+    negative_slope: float = 0.2,
+    scale: float = 1.0,
+    bias: Tensor | None = None,
+    dropout: float = 0.0,
+    by_source: Callable[[], Entries] | None = None,
+) -> Tensor:
+    """Sum the values of every node's in-neighbors by the softmax of its in-edges' scores.
+
+    With ``act(x)`` for ``x if x > 0 else negative_slope * x``, the score of an edge from u to v is,
+    in each head by itself,
+
+    - ``'additive'``: ``act(left[u] + right[v])`` (GAT: Veličković et al., ICLR 2018, section 2.1),
+    - ``'dynamic'``: ``sum(vector * act(values[u] + right[v]))`` (GATv2: Brody et al., ICLR 2022,
+      section 3.1),
+    - ``'dot'``: ``scale * sum(left[u] * right[v])`` (Vaswani et al., NeurIPS 2017, section 3.2.1).
+
+    Parameters
+    ----------
+    entries : Entries
+        A graph's CSC; int32 or int64.  What it holds is not checked: ids must be rows.
+    values : Tensor, float32, float64, float16 or bfloat16, shape (num_src, heads, width)
+    left : Tensor or None
+        Of an additive score float32, or float64 if the values are so, shape (num_src, heads).  Of
+        a dot product as the values; None for the values themselves, as of a dynamic score.
+    right : Tensor
+        Of an additive score as ``left``, with shape (num_dst, heads).  Else of the values' dtype,
+        shape (num_dst, heads, width).
+    score : {'additive', 'dynamic', 'dot'}
+    vector : Tensor or None, dtype of the values, shape (heads, width)
+        Of dynamic scores alone.
+    negative_slope, scale : float
+    bias : Tensor or None, dtype of the values, shape (heads, width)
+        Added to each sum.
+    dropout : float
+        The probability in [0, 1) with which an edge's weight in a head is left out; others are
+        divided by ``1 - dropout``.  Draws depend on torch's generator and the edge's id alone.
+    by_source : callable, optional
+        Returns the same edges grouped by source, which gradients of the sources go along; made of
+        ``entries`` by default.
+
+    Returns
+    -------
+    Tensor, dtype of the values, shape (num_dst, heads, width)
+        Half types are computed in float32 and rounded once.  A node without in-edges has 0, and
+        the bias.  The same bits on every run.
+
+    Raises
+    ------
+    InvalidInputError
+        If an argument has the wrong dtype, shape or device, or a second derivative is asked for.
+    """
+    operands = AttentionOperands(values, left, right, vector)
+    check(entries, operands, bias, score, dropout)
+    if by_source is None:
+        num_src = len(values)
+
+        def by_source() -> Entries:
+            return Entries(*transpose(*entries, num_src))
+
+    key = None
+    if dropout > 0:
+        key = torch.empty(1, dtype=torch.int64, device=values.device).random_()
+    request = _Request(entries, by_source, AttentionScore(score, negative_slope, scale, dropout))
+    out: Tensor = _Attention.apply(request, key, *operands, bias)
+    return out
+
+
+def check(
+    entries: Entries,
+    operands: AttentionOperands,
+    bias: Tensor | None,
+    score: str,
+    dropout: float,
+) -> None:
+    """Raise InvalidInputError if arguments of :func:`attention` do not fit each other."""
+    action = f"compute {score!r} attention"
+    values, left, right, vector = operands
+    indptr, indices, eids = entries
+    if score not in SCORES:
+        raise InvalidInputError(
+            action, "there is no such score", f"pass one of {', '.join(SCORES)}"
+        )
+    if not 0 <= dropout < 1:
+        raise InvalidInputError(action, f"dropout is {dropout}", "pass a probability in [0, 1)")
+    if values.dtype not in DTYPES or values.dim() != 3:
+        raise InvalidInputError(
+            action,
+            f"values has shape {tuple(values.shape)} and dtype {values.dtype}",
+            "pass float32, float64, float16 or bfloat16 of shape (num_src, heads, width)",
+        )
+    if indptr.dtype not in ID_DTYPES or indptr.dim() != 1 or len(indptr) == 0:
+        raise InvalidInputError(
+            action,
+            f"indptr has shape {tuple(indptr.shape)} and dtype {indptr.dtype}",
+            "pass a vector of int32 or int64, one longer than there are destinations",
+        )
+    num_src, heads, width = values.shape
+    num_dst, device, dtype = len(indptr) - 1, values.device, values.dtype
+    check_tensor(indptr, "indptr", action, indptr.dtype, indptr.shape, device)
+    for name, ids in (("indices", indices), ("eids", eids)):
+        if ids is not None:
+            check_tensor(ids, name, action, indptr.dtype, (len(indices),), device)
+    is_additive = score == "additive"
+    if (left is None) == is_additive or (left is not None and score == "dynamic"):
+        raise InvalidInputError(
+            action,
+            "left is None" if left is None else "left is given",
+            "pass it for additive scores, and not for dynamic ones",
+        )
+    if (vector is None) == (score == "dynamic"):
+        raise InvalidInputError(
+            action,
+            "vector is None" if vector is None else "vector is given",
+            "pass it for dynamic scores alone",
+        )
+    shape, of_score = ((heads,), computed_in(dtype)) if is_additive else ((heads, width), dtype)
+    if left is not None:
+        check_tensor(left, "left", action, of_score, (num_src, *shape), device)
+    check_tensor(right, "right", action, of_score, (num_dst, *shape), device)
+    for name, tensor in (("vector", vector), ("bias", bias)):
+        if tensor is not None:
+            check_tensor(tensor, name, action, dtype, (heads, width), device)
+
+
+class _Request(NamedTuple):
+    entries: Entries
+    by_source: Callable[[], Entries]
+    score: AttentionScore
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any,
+        request: _Request,
+        key: Tensor | None,
+        values: Tensor,
+        left: Tensor | None,
+        right: Tensor,
+        vector: Tensor | None,
+        bias: Tensor | None,
+    ) -> Tensor:
+        operands = contiguous(AttentionOperands(values, left, right, vector))
+        out, sums = forward(request.entries, operands, bias, key, request.score)
+        ctx.request = request
+        ctx.save_for_backward(key, *operands, bias, out, sums)
+        return out
+
+    @staticmethod
+    @differentiable_once("attention", "compose it of dgl.ops")
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        key, values, left, right, vector, bias, out, sums = ctx.saved_tensors
+        entries, by_source, score = ctx.request
+        operands, grad = AttentionOperands(values, left, right, vector), grad.contiguous()
+        _, _, needs_values, needs_left, needs_right, needs_vector, needs_bias = ctx.needs_input_grad
+        products = products_of(grad, out, sums, operands, bias, score)
+        of_values = of_left = of_right = of_vector = None
+        if needs_right or needs_vector:
+            of_right, *of = of_destinations(entries, operands, grad, products, key, score)
+            of_vector = of[0] if of else None
+        if needs_values or needs_left:
+            of_values, *of = of_sources(by_source(), operands, grad, products, key, score)
+            of_left = of[0] if of else None
+        of_bias = grad.sum(0) if needs_bias else None
+        return None, None, of_values, of_left, of_right, of_vector, of_bias
+
+
+def contiguous(operands: AttentionOperands) -> AttentionOperands:
+    """Operands as operators take them."""
+    return AttentionOperands(*(None if it is None else it.contiguous() for it in operands))  # type: ignore[arg-type]
+
+
+def forward(
+    entries: Entries,
+    operands: AttentionOperands,
+    bias: Tensor | None,
+    key: Tensor | None,
+    score: AttentionScore,
+) -> tuple[Tensor, Tensor]:
+    """The output, and what destinations keep, shape (num_dst, heads, 2)."""
+    return call("attention", (*entries, *operands, bias, key), *score)
+
+
+def products_of(
+    grad: Tensor,
+    out: Tensor,
+    sums: Tensor,
+    operands: AttentionOperands,
+    bias: Tensor | None,
+    score: AttentionScore,
+) -> Tensor:
+    """What the backward pass reads of destinations, shape (num_dst, heads, 4)."""
+    right = operands.right if score.kind == "additive" else None
+    return call("attention_products", (grad, out, sums, right, bias))
+
+
+def of_destinations(
+    entries: Entries,
+    operands: AttentionOperands,
+    grad: Tensor,
+    products: Tensor,
+    key: Tensor | None,
+    score: AttentionScore,
+) -> list[Tensor]:
+    """Gradients of ``right`` and, if there is one, of ``vector``."""
+    tensors = (*entries, *operands, grad, products, key)
+    return call("attention_of_destinations", tensors, *score)
+
+
+def of_sources(
+    entries: Entries,
+    operands: AttentionOperands,
+    grad: Tensor,
+    products: Tensor,
+    key: Tensor | None,
+    score: AttentionScore,
+) -> list[Tensor]:
+    """Gradients of ``values`` and, if there is one, of ``left``; entries are by source."""
+    tensors = (*entries, *operands, grad, products, key)
+    return call("attention_of_sources", tensors, *score)
