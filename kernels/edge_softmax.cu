@@ -7,7 +7,7 @@
 // is read once and written once. Of a row that others have a part of, a share leaves its largest
 // score and its sum; the next kernel merges these, and the last one reads and writes the row.
 #include "grid.cuh"
-#include "number.cuh"
+#include "softmax.cuh"
 
 namespace dgl_mgpu {
 
@@ -59,28 +59,6 @@ struct Request {
     return static_cast<Partial<Number>*>(partials) + (2 * at + ends) * columns + column;
   }
 };
-
-template <typename Number>
-__device__ __forceinline__ Number lowest() {
-  return -static_cast<Number>(__uint_as_float(kFloatInfinity));
-}
-
-// The relative error of a power of -x is that of rounding x.
-__device__ __forceinline__ float exponential_of(float value) {
-#ifdef DGL_MGPU_EMULATED
-  return expf(value);
-#else
-  return __expf(value);
-#endif
-}
-__device__ __forceinline__ double exponential_of(double value) { return exp(value); }
-
-// What scores are diminished by. All scores of a part may be minus infinity, but not of the whole
-// row, or it becomes NaN: then its sum is 0.
-template <typename Number>
-__device__ __forceinline__ Number base_of(Number largest) {
-  return largest == lowest<Number>() ? 0 : largest;
-}
 
 template <typename Number>
 __device__ __forceinline__ Partial<Number> merged(Partial<Number> left, Partial<Number> right) {

@@ -17,6 +17,18 @@ _ARGUMENTS = {
     "": dict.fromkeys(
         ("Id", "Neighbor", "Node", "Position", "Seed", "Sorted", "Source", "Start"), _IDS
     ),
+    "attention.cu": {
+        "Element": _FLOATS,
+        "Score": tuple(
+            f"dgl_mgpu::{name}" for name in ("Additive", "Dynamic", "DotOfValues", "Dot")
+        ),
+        "Pass": tuple(f"dgl_mgpu::{name}" for name in ("Forward", "Destinations", "Sources")),
+        "kDropout": ("false", "true"),
+        "kVector": ("4", "8", "2", "1"),
+        "kVectors": ("1", "2", "4", "8"),
+        "kLanes": ("32", "16", "8", "4", "2", "1"),
+        "kHeads": ("1", "2", "4", "8", "16", "32"),
+    },
     "copy_list.cu": {"kItems": ("16", "48")},
     "gather.cu": {
         "Vector": ("dgl_mgpu::Vector16", "dgl_mgpu::uint64", "dgl_mgpu::uint32", *_SMALL),

@@ -1,0 +1,403 @@
+"""Attention on the CPU, one row after another; see :mod:`dgl_mgpu.ops.attention`."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dgl_mgpu.ops import parallel
+from dgl_mgpu.ops.attention import (
+    FEWER,
+    LOG_SUM,
+    OF_SUM,
+    PRODUCT,
+    SCORES,
+    AttentionOperands,
+    AttentionScore,
+    Entries,
+    attention_of_destinations_op,
+    attention_of_sources_op,
+    attention_op,
+    attention_products_op,
+    computed_in,
+)
+from dgl_mgpu.ops.memory import inline, kernel, load_id
+from dgl_mgpu.ops.philox import philox
+
+#: Fourth counter word of attention's dropout.
+ATTENTION_STREAM = 1 << 28
+
+#: Rows that are worth waking a thread for.
+_GRAIN = 64
+#: Blocks of rows, at most, of which each has its own sum for the gradient of ``vector``.
+_MAX_BLOCKS = 256
+
+_ADDITIVE, _DYNAMIC, _DOT = range(len(SCORES))
+_LOW, _32 = np.uint64(0xFFFFFFFF), np.uint64(32)
+
+
+class _Edges(NamedTuple):
+    """Addresses of entries, 0 where there is none."""
+
+    indptr: int
+    indices: int
+    eids: int
+    id_width: int
+
+
+class _Operands(NamedTuple):
+    """Matrices with a row for each node; ``left`` is ``values`` where there is none."""
+
+    values: np.ndarray
+    left: np.ndarray
+    right: np.ndarray
+    vector: np.ndarray
+
+
+class _Score(NamedTuple):
+    kind: int
+    slope: float
+    scale: float
+    heads: int
+    width: int
+
+
+class _Mask(NamedTuple):
+    """Weights whose word is below the threshold are dropped, others multiplied by ``keep``."""
+
+    key: int
+    threshold: int
+    keep: float
+
+
+@inline
+def _act(x: float, slope: float) -> float:
+    return x if x > 0.0 else slope * x
+
+
+@inline
+def _act_slope(x: float, slope: float) -> float:
+    return 1.0 if x > 0.0 else slope
+
+
+@inline
+def _score_of(source: int, destination: int, head: int, operands: _Operands, score: _Score) -> Any:
+    left, right = operands.left, operands.right
+    if score.kind == _ADDITIVE:
+        return _act(left[source, head] + right[destination, head], score.slope)
+    total = 0.0
+    if score.kind == _DYNAMIC:
+        for place in range(head * score.width, (head + 1) * score.width):
+            pre = left[source, place] + right[destination, place]
+            total += operands.vector[place] * _act(pre, score.slope)
+        return total
+    for place in range(head * score.width, (head + 1) * score.width):
+        total += np.float64(left[source, place]) * right[destination, place]
+    return score.scale * total
+
+
+@inline
+def _keep_of(draws: tuple[np.uint64, np.uint64], head: int, mask: _Mask) -> float:
+    """What a weight is multiplied by; ``draws`` are those of the head's block of four heads."""
+    draw = draws[0] if head % 4 < 2 else draws[1]
+    word = draw & _LOW if head % 2 == 0 else draw >> _32
+    return 0.0 if np.int64(word) < mask.threshold else mask.keep
+
+
+@inline
+def _weight_and_gradient(
+    source: int, destination: int, head: int, keep: float, operands: _Operands, grad: np.ndarray,
+    products: np.ndarray, score: _Score,
+) -> tuple[float, float]:  # fmt: skip
+    """An edge's weight before dropout, and the gradient of its score."""
+    value = _score_of(source, destination, head, operands, score)
+    weight = math.exp(value - products[destination, head, OF_SUM])
+    product = 0.0
+    for place in range(head * score.width, (head + 1) * score.width):
+        product += np.float64(grad[destination, place]) * operands.values[source, place]
+    return weight, weight * (keep * product - products[destination, head, PRODUCT])
+
+
+@kernel
+def _attention(
+    begin: int, end: int, edges: _Edges, operands: _Operands, bias: np.ndarray, score: _Score,
+    mask: _Mask, out: np.ndarray, kept: np.ndarray,
+) -> None:  # fmt: skip
+    """Rows ``[begin, end)`` of the output and of what destinations keep."""
+    heads, width = score.heads, score.width
+    largest, total, row_sum = np.empty(heads), np.empty(heads), np.empty(heads * width)
+    positive = np.empty(heads, np.int64)
+    draws = np.uint64(0), np.uint64(0)
+    for row in range(begin, end):
+        largest[:] = -np.inf
+        total[:] = 0.0
+        row_sum[:] = 0.0
+        positive[:] = 0
+        first = load_id(edges.indptr, row, edges.id_width)
+        last = load_id(edges.indptr, row + 1, edges.id_width)
+        for entry in range(first, last):
+            source = load_id(edges.indices, entry, edges.id_width)
+            edge = load_id(edges.eids, entry, edges.id_width) if edges.eids != 0 else entry
+            for head in range(heads):
+                if mask.threshold > 0 and head % 4 == 0:
+                    draws = philox(edge, head // 4, ATTENTION_STREAM, mask.key)
+                value = _score_of(source, row, head, operands, score)
+                if score.kind == _ADDITIVE:
+                    positive[head] += operands.left[source, head] + operands.right[row, head] > 0.0
+                if value > largest[head]:
+                    shrunk = math.exp(largest[head] - value)
+                    total[head] *= shrunk
+                    for place in range(head * width, (head + 1) * width):
+                        row_sum[place] *= shrunk
+                    largest[head] = value
+                # Not by exp: nothing larger than minus infinity may have come yet.
+                weight = 0.0 if value == -np.inf else math.exp(value - largest[head])
+                total[head] += weight
+                weight *= _keep_of(draws, head, mask)
+                for place in range(head * width, (head + 1) * width):
+                    row_sum[place] += weight * operands.values[source, place]
+        for head in range(heads):
+            divisor = total[head]
+            if first == last:
+                divisor = 1.0
+            elif divisor == 0.0:  # all scores are minus infinity
+                divisor = np.nan
+            for place in range(head * width, (head + 1) * width):
+                out[row, place] = row_sum[place] / divisor + bias[place]
+            kept[row, head, LOG_SUM] = 0.0 if first == last else largest[head] + math.log(divisor)
+            kept[row, head, FEWER] = 0.0
+            if score.kind == _ADDITIVE:
+                kept[row, head, FEWER] = 1.0 if 2 * positive[head] <= last - first else -1.0
+
+
+@kernel
+def _of_destinations(
+    begin: int, end: int, rows_per_block: int, edges: _Edges, operands: _Operands,
+    grad: np.ndarray, products: np.ndarray, score: _Score, mask: _Mask, of_right: np.ndarray,
+    of_vector: np.ndarray,
+) -> None:  # fmt: skip
+    """Blocks ``[begin, end)`` of rows; ``of_vector`` has a row for each block."""
+    heads, width, slope = score.heads, score.width, score.slope
+    row_sum = np.empty(of_right.shape[1])
+    draws = np.uint64(0), np.uint64(0)
+    for row in range(begin * rows_per_block, min(end * rows_per_block, len(of_right))):
+        block = row // rows_per_block
+        row_sum[:] = 0.0
+        first = load_id(edges.indptr, row, edges.id_width)
+        last = load_id(edges.indptr, row + 1, edges.id_width)
+        for entry in range(first, last):
+            source = load_id(edges.indices, entry, edges.id_width)
+            edge = load_id(edges.eids, entry, edges.id_width) if edges.eids != 0 else entry
+            for head in range(heads):
+                if mask.threshold > 0 and head % 4 == 0:
+                    draws = philox(edge, head // 4, ATTENTION_STREAM, mask.key)
+                keep = _keep_of(draws, head, mask)
+                _, of_score = _weight_and_gradient(
+                    source, row, head, keep, operands, grad, products, score
+                )
+                if score.kind == _ADDITIVE:
+                    pre = operands.left[source, head] + operands.right[row, head]
+                    row_sum[head] += of_score * _act_slope(pre, slope)
+                elif score.kind == _DYNAMIC:
+                    for place in range(head * width, (head + 1) * width):
+                        pre = operands.left[source, place] + operands.right[row, place]
+                        row_sum[place] += of_score * operands.vector[place] * _act_slope(pre, slope)
+                        of_vector[block, place] += of_score * _act(pre, slope)
+                else:
+                    for place in range(head * width, (head + 1) * width):
+                        row_sum[place] += of_score * score.scale * operands.left[source, place]
+        for place in range(len(row_sum)):
+            of_right[row, place] = row_sum[place]
+
+
+@kernel
+def _of_sources(
+    begin: int, end: int, edges: _Edges, operands: _Operands, grad: np.ndarray,
+    products: np.ndarray, score: _Score, mask: _Mask, left_is_values: bool, of_values: np.ndarray,
+    of_left: np.ndarray,
+) -> None:  # fmt: skip
+    """Rows ``[begin, end)``; ``of_left`` is left alone where scores are made of the values."""
+    heads, width = score.heads, score.width
+    values_sum, left_sum = np.empty(heads * width), np.empty(operands.left.shape[1])
+    draws = np.uint64(0), np.uint64(0)
+    for row in range(begin, end):
+        values_sum[:] = 0.0
+        left_sum[:] = 0.0
+        first = load_id(edges.indptr, row, edges.id_width)
+        last = load_id(edges.indptr, row + 1, edges.id_width)
+        for entry in range(first, last):
+            destination = load_id(edges.indices, entry, edges.id_width)
+            edge = load_id(edges.eids, entry, edges.id_width) if edges.eids != 0 else entry
+            for head in range(heads):
+                if mask.threshold > 0 and head % 4 == 0:
+                    draws = philox(edge, head // 4, ATTENTION_STREAM, mask.key)
+                keep = _keep_of(draws, head, mask)
+                weight, of_score = _weight_and_gradient(
+                    row, destination, head, keep, operands, grad, products, score
+                )
+                weight *= keep
+                for place in range(head * width, (head + 1) * width):
+                    values_sum[place] += weight * grad[destination, place]
+                if score.kind == _ADDITIVE:
+                    pre = operands.left[row, head] + operands.right[destination, head]
+                    left_sum[head] += of_score * _act_slope(pre, score.slope)
+                elif score.kind == _DYNAMIC:
+                    for place in range(head * width, (head + 1) * width):
+                        pre = operands.left[row, place] + operands.right[destination, place]
+                        left_sum[place] += (
+                            of_score * operands.vector[place] * _act_slope(pre, score.slope)
+                        )
+                else:
+                    for place in range(head * width, (head + 1) * width):
+                        left_sum[place] += (
+                            of_score * score.scale * operands.right[destination, place]
+                        )
+        if left_is_values:
+            for place in range(len(values_sum)):
+                of_values[row, place] = values_sum[place] + left_sum[place]
+            continue
+        for place in range(len(values_sum)):
+            of_values[row, place] = values_sum[place]
+        for place in range(len(left_sum)):
+            of_left[row, place] = left_sum[place]
+
+
+@attention_op.cpu
+def _attention_cpu(
+    entries: Entries,
+    operands: AttentionOperands,
+    bias: Tensor | None,
+    key: Tensor | None,
+    score: AttentionScore,
+) -> tuple[Tensor, Tensor]:
+    values = operands.values
+    number, num_dst = computed_in(values.dtype), len(entries.indptr) - 1
+    _, heads, width = values.shape
+    entries, out = _contiguous(entries), torch.empty(num_dst, heads * width, dtype=number)
+    kept = torch.empty(num_dst, heads, 2, dtype=number)
+    added = torch.zeros(heads * width, dtype=number) if bias is None else bias
+    parallel.run(
+        _attention, num_dst, _GRAIN, _edges(entries), _operands(operands), _flat(added, number),
+        _score(score, heads, width), _mask(key, score), out.numpy(), kept.numpy(),
+    )  # fmt: skip
+    return out.view(num_dst, heads, width).to(values.dtype), kept
+
+
+@attention_products_op.cpu
+def _attention_products_cpu(
+    grad: Tensor, out: Tensor, sums: Tensor, right: Tensor | None, bias: Tensor | None
+) -> Tensor:
+    number = sums.dtype
+    attended = out.to(number) if bias is None else out.to(number) - bias.to(number)
+    log_sums, fewer = sums.unbind(2)
+    rights = torch.zeros_like(log_sums) if right is None else right
+    return torch.stack((rights, log_sums, (grad.to(number) * attended).sum(2), fewer), 2)
+
+
+@attention_of_destinations_op.cpu
+def _attention_of_destinations_cpu(
+    entries: Entries,
+    operands: AttentionOperands,
+    grad: Tensor,
+    products: Tensor,
+    key: Tensor | None,
+    score: AttentionScore,
+) -> list[Tensor]:
+    values, _, right, vector = operands
+    number, num_dst = computed_in(values.dtype), len(right)
+    _, heads, width = values.shape
+    # Of the rows alone and not of the threads: so is the order in which sums are taken.
+    rows_per_block = max(_GRAIN, -(-num_dst // _MAX_BLOCKS))
+    blocks = -(-num_dst // rows_per_block)
+    entries = _contiguous(entries)
+    of_right = torch.empty(num_dst, right.shape[1:].numel(), dtype=number)
+    of_vector = np.zeros((blocks if vector is not None else 0, heads * width))
+    parallel.run(
+        _of_destinations, blocks, 1, rows_per_block, _edges(entries), _operands(operands),
+        _matrix(grad, number), products.detach().contiguous().numpy(),
+        _score(score, heads, width), _mask(key, score), of_right.numpy(), of_vector,
+    )  # fmt: skip
+    gradients = [of_right.view(right.shape).to(right.dtype)]
+    if vector is not None:
+        # By NumPy, which has no threads.
+        summed = torch.from_numpy(of_vector.sum(0)).view(vector.shape)
+        gradients.append(summed.to(vector.dtype))
+    return gradients
+
+
+@attention_of_sources_op.cpu
+def _attention_of_sources_cpu(
+    entries: Entries,
+    operands: AttentionOperands,
+    grad: Tensor,
+    products: Tensor,
+    key: Tensor | None,
+    score: AttentionScore,
+) -> list[Tensor]:
+    values, left = operands.values, operands.left
+    number = computed_in(values.dtype)
+    num_src, heads, width = values.shape
+    entries = _contiguous(entries)
+    of_values = torch.empty(num_src, heads * width, dtype=number)
+    of_left = torch.empty(0, 0) if left is None else left.new_empty(left.shape, dtype=number)
+    parallel.run(
+        _of_sources, num_src, _GRAIN, _edges(entries), _operands(operands), _matrix(grad, number),
+        products.detach().contiguous().numpy(), _score(score, heads, width), _mask(key, score),
+        left is None, of_values.numpy(), _matrix(of_left, number),
+    )  # fmt: skip
+    gradients = [of_values.view(values.shape).to(values.dtype)]
+    return gradients if left is None else [*gradients, of_left.to(left.dtype)]
+
+
+def _contiguous(entries: Entries) -> Entries:
+    """Entries whose addresses kernels may take, as long as the caller holds them."""
+    indptr, indices, eids = entries
+    return Entries(
+        indptr.contiguous(), indices.contiguous(), None if eids is None else eids.contiguous()
+    )
+
+
+def _edges(entries: Entries) -> _Edges:
+    indptr, indices, eids = entries
+    return _Edges(
+        indptr.data_ptr(),
+        indices.data_ptr(),
+        eids.data_ptr() if eids is not None else 0,
+        indptr.element_size(),
+    )
+
+
+def _operands(operands: AttentionOperands) -> _Operands:
+    values, left, right, vector = operands
+    number = computed_in(values.dtype)
+    of_values = _matrix(values, number)
+    return _Operands(
+        of_values,
+        of_values if left is None else _matrix(left, number),
+        _matrix(right, number),
+        _flat(values.new_empty(0) if vector is None else vector, number),
+    )
+
+
+def _score(score: AttentionScore, heads: int, width: int) -> _Score:
+    kind = SCORES.index(score.kind)
+    return _Score(kind, float(score.slope), float(score.scale), heads, width)
+
+
+def _mask(key: Tensor | None, score: AttentionScore) -> _Mask:
+    if key is None:
+        return _Mask(0, 0, 1.0)
+    return _Mask(int(key[0]), int(score.dropout * 2**32), 1 / (1 - score.dropout))
+
+
+def _matrix(rows: Tensor, number: torch.dtype) -> np.ndarray:
+    flat = rows.detach().to(number).reshape(len(rows), rows.shape[1:].numel())
+    return flat.contiguous().numpy()
+
+
+def _flat(row: Tensor, number: torch.dtype) -> np.ndarray:
+    return row.detach().to(number).reshape(-1).contiguous().numpy()
