@@ -21,6 +21,8 @@ constexpr int kWarps = kThreads / 32;
 constexpr int kBlocks = 2;
 constexpr int kMostReads = 8;
 constexpr int kMostReadBytes = 128;
+// For the parts of rows that a block joins.
+constexpr int kSharedBytes = 32 << 10;
 
 // ---- Scores ----
 
@@ -664,7 +666,11 @@ template <typename Id, typename Element, typename Score, typename Pass, bool kDr
 __global__ void __launch_bounds__(kThreads) join_attention(Attention<Id, Element> request) {
   using Of = Lane<Id, Element, Score, Pass, kDropout, kVector, kVectors, kLanes, kHeads>;
   using Number = typename Of::Number;
-  __shared__ Number shared[kWarps][Of::kState][Of::kRowLanes];
+  // As many warps as there is shared memory for.
+  constexpr int kBytes = Of::kState * Of::kRowLanes * static_cast<int>(sizeof(Number));
+  constexpr int kFit = kSharedBytes / kBytes;
+  constexpr int kJoining = kFit >= kWarps ? kWarps : kFit >= 4 ? 4 : kFit >= 2 ? 2 : 1;
+  __shared__ Number shared[kJoining][Of::kState][Of::kRowLanes];
   const int64 share = blockIdx.x % request.num_shares;
   const int tile = static_cast<int>(blockIdx.x / request.num_shares);
   const int64 row = request.open_rows[share];
@@ -675,7 +681,8 @@ __global__ void __launch_bounds__(kThreads) join_attention(Attention<Id, Element
 
   Number state[Of::kState];
   Of::Clear(state);
-  for (int64 at = share + warp * Of::kGroups + group; at <= last; at += kWarps * Of::kGroups) {
+  int64 at = warp < kJoining ? share + warp * Of::kGroups + group : last + 1;
+  for (; at <= last; at += kJoining * Of::kGroups) {
     const Number* from = request.parts + ((2 * at + (at == share)) * request.tiles + tile) *
                                              Of::kState * Of::kRowLanes + place;
     Number part[Of::kState];
@@ -684,13 +691,13 @@ __global__ void __launch_bounds__(kThreads) join_attention(Attention<Id, Element
     Of::Merge(state, part);
   }
   Of::MergeGroups(state);
-  if (group == 0) {
+  if (group == 0 && warp < kJoining) {
 #pragma unroll
     for (int i = 0; i < Of::kState; ++i) shared[warp][i][place] = state[i];
   }
   __syncthreads();
   if (warp != 0 || group != 0) return;
-  for (int other = 1; other < kWarps; ++other) {
+  for (int other = 1; other < kJoining; ++other) {
     Number part[Of::kState];
 #pragma unroll
     for (int i = 0; i < Of::kState; ++i) part[i] = shared[other][i][place];

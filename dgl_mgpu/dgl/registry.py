@@ -190,11 +190,17 @@ _TABLE: dict[tuple[VersionRange, ...], dict[str, str]] = {
             "looks for edges of each type: where a rank of a partitioned graph has none, others "
             "wait",
         """
-            dgl.nn.pytorch.conv.gatconv: GATConv.forward
-            dgl.nn.pytorch.conv.gatv2conv: GATv2Conv.forward
             dgl.nn.pytorch.conv.edgegatconv: EdgeGATConv.forward
         """:
             "views residuals of no rows as so many heads: a rank may have no nodes",
+        """
+            dgl.nn.pytorch.conv.gatconv: GATConv.forward
+            dgl.nn.pytorch.conv.gatv2conv: GATv2Conv.forward
+            dgl.nn.pytorch.conv.dotgatconv: DotGatConv.forward
+            dgl.nn.pytorch.conv.agnnconv: AGNNConv.forward
+        """:
+            "composes attention of operators that each write something for every edge and head, or "
+            "for every edge and column; and views residuals of no rows as so many heads",
         """
             dgl.nn.pytorch.conv.edgeconv: EdgeConv.forward
             dgl.nn.pytorch.conv.gatedgcnconv: GatedGCNConv.forward

@@ -8,10 +8,13 @@ the same module or, where that would be long, in one whose name ends in ``_cuda`
 from __future__ import annotations
 
 from dgl_mgpu.ops import (  # noqa: F401  (registers the CUDA implementations)
+    attention_cpu,
+    attention_cuda,
     blocks_cuda,
     sample_weighted_cuda,
     spmm_cuda,
 )
+from dgl_mgpu.ops.attention import Entries, attention
 from dgl_mgpu.ops.blocks import SampledBlock, sample_blocks, sample_blocks_async
 from dgl_mgpu.ops.edge_softmax import edge_softmax, edge_softmax_backward
 from dgl_mgpu.ops.etype_blocks import (

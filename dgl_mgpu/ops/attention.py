@@ -174,7 +174,7 @@ def attention(
         If an argument has the wrong dtype, shape or device, or a second derivative is asked for.
     """
     operands = AttentionOperands(values, left, right, vector)
-    check(entries, operands, bias, score, dropout)
+    check_attention(entries, operands, bias, score, dropout)
     if by_source is None:
         num_src = len(values)
 
@@ -189,7 +189,7 @@ def attention(
     return out
 
 
-def check(
+def check_attention(
     entries: Entries,
     operands: AttentionOperands,
     bias: Tensor | None,
@@ -264,8 +264,8 @@ class _Attention(torch.autograd.Function):
         vector: Tensor | None,
         bias: Tensor | None,
     ) -> Tensor:
-        operands = contiguous(AttentionOperands(values, left, right, vector))
-        out, sums = forward(request.entries, operands, bias, key, request.score)
+        operands = _contiguous(AttentionOperands(values, left, right, vector))
+        out, sums = attention_forward(request.entries, operands, bias, key, request.score)
         ctx.request = request
         ctx.save_for_backward(key, *operands, bias, out, sums)
         return out
@@ -277,24 +277,24 @@ class _Attention(torch.autograd.Function):
         entries, by_source, score = ctx.request
         operands, grad = AttentionOperands(values, left, right, vector), grad.contiguous()
         _, _, needs_values, needs_left, needs_right, needs_vector, needs_bias = ctx.needs_input_grad
-        products = products_of(grad, out, sums, operands, bias, score)
+        products = gradient_products(grad, out, sums, operands, bias, score)
         of_values = of_left = of_right = of_vector = None
         if needs_right or needs_vector:
-            of_right, *of = of_destinations(entries, operands, grad, products, key, score)
+            of_right, *of = gradients_of_destinations(entries, operands, grad, products, key, score)
             of_vector = of[0] if of else None
         if needs_values or needs_left:
-            of_values, *of = of_sources(by_source(), operands, grad, products, key, score)
+            of_values, *of = gradients_of_sources(by_source(), operands, grad, products, key, score)
             of_left = of[0] if of else None
         of_bias = grad.sum(0) if needs_bias else None
         return None, None, of_values, of_left, of_right, of_vector, of_bias
 
 
-def contiguous(operands: AttentionOperands) -> AttentionOperands:
+def _contiguous(operands: AttentionOperands) -> AttentionOperands:
     """Operands as operators take them."""
     return AttentionOperands(*(None if it is None else it.contiguous() for it in operands))  # type: ignore[arg-type]
 
 
-def forward(
+def attention_forward(
     entries: Entries,
     operands: AttentionOperands,
     bias: Tensor | None,
@@ -305,7 +305,7 @@ def forward(
     return call("attention", (*entries, *operands, bias, key), *score)
 
 
-def products_of(
+def gradient_products(
     grad: Tensor,
     out: Tensor,
     sums: Tensor,
@@ -318,7 +318,7 @@ def products_of(
     return call("attention_products", (grad, out, sums, right, bias))
 
 
-def of_destinations(
+def gradients_of_destinations(
     entries: Entries,
     operands: AttentionOperands,
     grad: Tensor,
@@ -331,7 +331,7 @@ def of_destinations(
     return call("attention_of_destinations", tensors, *score)
 
 
-def of_sources(
+def gradients_of_sources(
     entries: Entries,
     operands: AttentionOperands,
     grad: Tensor,

@@ -30,7 +30,7 @@ _THREADS = 256
 _WARPS = _THREADS // 32
 _LANES = 32
 #: Columns of a lane up to which it has more of them so that a warp has all heads; and at most.
-_FEW_COLUMNS, _MOST_VECTORS = 8, 8
+_FEW_COLUMNS, _MOST_VECTORS = 8, 4
 _FORWARD, _DESTINATIONS, _SOURCES = "Forward", "Destinations", "Sources"
 
 

@@ -25,7 +25,7 @@ _ARGUMENTS = {
         "Pass": tuple(f"dgl_mgpu::{name}" for name in ("Forward", "Destinations", "Sources")),
         "kDropout": ("false", "true"),
         "kVector": ("4", "8", "2", "1"),
-        "kVectors": ("1", "2", "4", "8"),
+        "kVectors": ("1", "2", "4"),
         "kLanes": ("32", "16", "8", "4", "2", "1"),
         "kHeads": ("1", "2", "4", "8", "16", "32"),
     },

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import dgl
@@ -9,37 +10,631 @@ import pytest
 import torch
 from torch import Tensor
 
-import dgl_mgpu.ops.attention_cpu as cpu
 from dgl_mgpu.errors import InvalidInputError
-from dgl_mgpu.ops.attention import AttentionOperands, AttentionScore, Entries, attention
+from dgl_mgpu.ops.attention import AttentionScore, Entries, attention
+from dgl_mgpu.ops.attention_cpu import ATTENTION_STREAM
 from dgl_mgpu.ops.transpose import transpose
 from tests.ops import reference
 
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+KINDS = ("additive", "dynamic", "dot", "dot of values")
 INF = float("inf")
 SLOPE, SCALE = 0.2, 0.3
-#: Scores, and whether a dot product's left operands are the values.
-KINDS = {
-    "additive": ("additive", False),
-    "dynamic": ("dynamic", False),
-    "dot": ("dot", False),
-    "dot of values": ("dot", True),
-}
-NAMES = ("values", "left", "right", "vector", "bias")
-SUM = torch.ops.dgl_mgpu.attention.default
-PRODUCTS = torch.ops.dgl_mgpu.attention_products.default
-OF_DESTINATIONS = torch.ops.dgl_mgpu.attention_of_destinations.default
-OF_SOURCES = torch.ops.dgl_mgpu.attention_of_sources.default
+
+Arguments = dict[str, Tensor]
+sum_op = torch.ops.dgl_mgpu.attention.default
+products_op = torch.ops.dgl_mgpu.attention_products.default
+of_destinations_op = torch.ops.dgl_mgpu.attention_of_destinations.default
+of_sources_op = torch.ops.dgl_mgpu.attention_of_sources.default
+
+
+class Graph(NamedTuple):
+    """Edges by their ids, and the same by destination."""
+
+    src: Tensor
+    dst: Tensor
+    num_src: int
+    num_dst: int
+    entries: Entries
 
 
 class Case(NamedTuple):
-    """A graph, whose edges are numbered by ``eids``, and an attention's arguments."""
-
-    entries: Entries
-    src: Tensor
-    dst: Tensor
+    graph: Graph
     score: str
-    arguments: dict[str, Tensor | None]
+    arguments: Arguments
 
-    def attend(self, arguments: dict[str, Tensor | None] | None = None, **others: Any) -> Tensor:
-        values, left, right, vector, bias = (arguments or self.arguments)[name_of] = NAMES  # noqa
+
+def graph_of(
+    src: Tensor, dst: Tensor, num_src: int, num_dst: int, *, ids: Any = torch.int64, eids: bool
+) -> Graph:
+    """Edges numbered along destinations or, with ``eids``, at random."""
+    dst, order = dst.sort(stable=True)
+    src, count = src[order], len(src)
+    indptr = torch.cat([torch.zeros(1).long(), dst.bincount(minlength=num_dst).cumsum(0)])
+    numbers = torch.randperm(count) if eids else torch.arange(count)
+    entries = Entries(indptr.to(ids), src.to(ids), numbers.to(ids) if eids else None)
+    by_id = numbers.argsort()
+    return Graph(src[by_id], dst[by_id], num_src, num_dst, entries)
+
+
+def small_graph(*, ids: Any = torch.int64, eids: bool = True) -> Graph:
+    """A hub, repeated edges, destinations without in-edges and sources without out-edges."""
+    src, dst = torch.randint(2, 20, (250,)), torch.randint(1, 15, (250,))
+    dst[:120] = 3
+    src[120:125], dst[120:125] = 7, 8
+    return graph_of(src, dst, 23, 18, ids=ids, eids=eids)
+
+
+EMPTY = torch.empty(0, dtype=torch.int64)
+EMPTY_GRAPHS = {"no rows": (5, 0), "no edges": (4, 3), "no sources": (0, 3), "nothing": (0, 0)}
+
+
+def case_of(
+    kind: str,
+    graph: Graph,
+    heads: int = 2,
+    width: int = 3,
+    dtype: torch.dtype = torch.float64,
+    *,
+    bias: bool = True,
+) -> Case:
+    arguments = {"values": torch.randn(graph.num_src, heads, width).to(dtype)}
+    shape = (heads,) if kind == "additive" else (heads, width)
+    of_score = dtype if kind != "additive" or dtype == torch.float64 else torch.float32
+    if kind in ("additive", "dot"):
+        arguments["left"] = torch.randn(graph.num_src, *shape).to(of_score)
+    arguments["right"] = torch.randn(graph.num_dst, *shape).to(of_score)
+    if kind == "dynamic":
+        arguments["vector"] = torch.randn(heads, width).to(dtype)
+    if bias:
+        arguments["bias"] = torch.randn(heads, width).to(dtype)
+    return Case(graph, kind.removesuffix(" of values"), arguments)
+
+
+def attend(case: Case, arguments: Arguments, **others: Any) -> Tensor:
+    values, right = arguments["values"], arguments["right"]
+    left, vector, bias = (arguments.get(name) for name in ("left", "vector", "bias"))
+    given = dict(negative_slope=SLOPE, scale=SCALE, vector=vector, bias=bias) | others
+    return attention(case.graph.entries, values, left, right, score=case.score, **given)
+
+
+def composed(case: Case, arguments: Arguments, keep: Tensor | float = 1.0) -> Tensor:
+    """The same of torch's operations; ``keep`` has a row for each edge by its id."""
+    return composed_parts(case, arguments, keep)[0]
+
+
+def composed_parts(
+    case: Case, arguments: Arguments, keep: Tensor | float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The output, and the edges' scores and their softmax."""
+    src, dst, _, num_dst, _ = case.graph
+    values, right = arguments["values"], arguments["right"][dst]
+    left = arguments.get("left", values)[src]
+    if case.score == "additive":
+        scores = torch.nn.functional.leaky_relu(left + right, SLOPE)
+    elif case.score == "dynamic":
+        pre = torch.nn.functional.leaky_relu(left + right, SLOPE)
+        scores = (arguments["vector"] * pre).sum(2)
+    else:
+        scores = SCALE * (left * right).sum(2)
+    places = dst.view(-1, 1).expand_as(scores)
+    largest = scores.new_full((num_dst, scores.shape[1]), -INF)
+    largest = largest.scatter_reduce(0, places, scores.detach(), "amax")
+    powers = (scores - largest[dst]).exp()
+    sums = torch.zeros_like(largest).index_add(0, dst, powers)
+    weights = powers / sums[dst]
+    messages = (weights * keep).unsqueeze(2) * values[src]
+    out = values.new_zeros(num_dst, *values.shape[1:]).index_add(0, dst, messages)
+    return out + arguments["bias"] if "bias" in arguments else out, scores, weights
+
+
+def leaves_of(arguments: Arguments, dtype: torch.dtype | None = None) -> Arguments:
+    return {
+        name: tensor.detach().clone().to(dtype or tensor.dtype).requires_grad_()
+        for name, tensor in arguments.items()
+    }
+
+
+def compare(case: Case, keep: Tensor | float = 1.0, seed: int = 0, **others: Any) -> None:
+    """Compare the output and all gradients with those of the composition."""
+    own, double = leaves_of(case.arguments), leaves_of(case.arguments, torch.float64)
+    expected, scores, weights = composed_parts(case, double, keep)
+    torch.manual_seed(seed)
+    found = attend(case, own, **others)
+    dtype = own["values"].dtype
+    assert found.dtype == dtype and found.shape == expected.shape and found.is_contiguous()
+    precise = 1e-11 if dtype == torch.float64 else 1e-5
+    # Half types are rounded once.
+    rounding = 0.51 * torch.finfo(dtype).eps if dtype.itemsize == 2 else precise
+    close(found, expected, rounding, precise)
+    grad = torch.randn(found.shape).to(dtype)
+    gradients = torch.autograd.grad(found, list(own.values()), grad)
+    # Gradients take the output as it was rounded: each row's product with its gradient is off.
+    off = (grad.double() * (found.double() - expected)).sum(2)[case.graph.dst]
+    result = (grad.double() * expected).sum() - ((weights * off).detach() * scores).sum()
+    wanted = torch.autograd.grad(result, list(double.values()))
+    for name, gradient, by_torch in zip(own, gradients, wanted, strict=True):
+        assert gradient.dtype == own[name].dtype, name
+        once = rounding if gradient.dtype == dtype else precise
+        close(gradient, by_torch, once, precise, name)
+
+
+def close(found: Tensor, expected: Tensor, rtol: float, atol: float, name: str = "out") -> None:
+    """Compare, where ``atol`` is relative to the largest finite element."""
+    finite = expected.detach().nan_to_num(posinf=0, neginf=0).abs()
+    largest = max(1.0, float(finite.max())) if finite.numel() else 1.0
+    torch.testing.assert_close(
+        found.double(),
+        expected,
+        rtol=rtol,
+        atol=atol * largest,
+        equal_nan=True,
+        msg=lambda message: f"{name}: {message}",
+    )
+
+
+@pytest.mark.parametrize("width", [1, 7, 16, 33])
+@pytest.mark.parametrize("heads", [1, 3, 4, 5])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_are_those_of_the_composition(kind, dtype, heads, width):
+    for ids, eids in ((torch.int32, False), (torch.int64, True)):
+        graph = small_graph(ids=ids, eids=eids)
+        compare(case_of(kind, graph, heads, width, dtype, bias=eids))
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("eids", [False, True])
+@pytest.mark.parametrize("ids", [torch.int32, torch.int64])
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_form_of_a_graph(kind, ids, eids, bias):
+    compare(case_of(kind, small_graph(ids=ids, eids=eids), bias=bias))
+
+
+@pytest.mark.parametrize("graph", EMPTY_GRAPHS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_graphs_without_edges(kind, graph):
+    for eids in (False, True):
+        empty = graph_of(EMPTY, EMPTY, *EMPTY_GRAPHS[graph], eids=eids)
+        for dropout in (0.0, 0.5):
+            compare(case_of(kind, empty), dropout=dropout)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_heads_or_no_width(kind):
+    for heads, width in ((0, 3), (2, 0), (0, 0)):
+        compare(case_of(kind, small_graph(), heads, width))
+
+
+@pytest.mark.parametrize("kind", ["additive", "dynamic", "dot"])
+def test_against_dgl(kind):
+    case = case_of(kind, small_graph(ids=torch.int32), bias=False)
+    src, dst, num_src, num_dst, _ = case.graph
+    graph = dgl.heterograph(
+        {("u", "to", "v"): (src.int(), dst.int())}, {"u": num_src, "v": num_dst}
+    )
+    values, right = case.arguments["values"], case.arguments["right"]
+    left = case.arguments.get("left", values)
+    if kind == "additive":
+        scores = torch.nn.functional.leaky_relu(dgl.ops.u_add_v(graph, left, right), SLOPE)
+    elif kind == "dynamic":
+        pre = torch.nn.functional.leaky_relu(dgl.ops.u_add_v(graph, left, right), SLOPE)
+        scores = (pre * case.arguments["vector"]).sum(2)
+    else:
+        scores = SCALE * dgl.ops.u_dot_v(graph, left, right).squeeze(2)
+    weights = dgl.ops.edge_softmax(graph, scores).unsqueeze(2)
+    expected = dgl.ops.u_mul_e_sum(graph, values, weights)
+    torch.testing.assert_close(attend(case, case.arguments), expected)
+
+
+def test_a_node_without_in_edges_has_the_bias():
+    case = case_of("dot", small_graph())
+    assert torch.equal(attend(case, case.arguments)[0], case.arguments["bias"])
+    del case.arguments["bias"]
+    assert not attend(case, case.arguments)[0].any()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_slope_and_scale(kind):
+    """Their defaults are DGL's slope and no scale."""
+    case = case_of(kind, small_graph())
+    plain = attend(case, case.arguments, negative_slope=0.2, scale=1.0)
+    others = {"negative_slope": 0.9, "scale": 0.1}
+    values, right = case.arguments["values"], case.arguments["right"]
+    left, vector = case.arguments.get("left"), case.arguments.get("vector")
+    bias = case.arguments["bias"]
+    by_default = attention(
+        case.graph.entries, values, left, right, score=case.score, vector=vector, bias=bias
+    )
+    assert torch.equal(plain, by_default)
+    assert not torch.allclose(plain, attend(case, case.arguments, **others))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tensors_that_are_not_contiguous(kind):
+    case = case_of(kind, small_graph(), heads=3, width=4)
+    strided = {name: torch.stack((it, it), -1)[..., 0] for name, it in case.arguments.items()}
+    ids = Entries(*(torch.stack((it, it), -1)[:, 0] for it in case.graph.entries))
+    assert not any(it.is_contiguous() for it in (*ids, *strided.values()))
+    other = case._replace(graph=case.graph._replace(entries=ids))
+    found, expected = leaves_of(strided), leaves_of(case.arguments)
+    found = {name: it.requires_grad_() for name, it in strided.items()}
+    outs = attend(other, found), attend(case, expected)
+    assert torch.equal(*outs)
+    grad = torch.randn(outs[0].shape[::-1]).double().permute(2, 1, 0)
+    for gradients in zip(
+        torch.autograd.grad(outs[0], list(found.values()), grad),
+        torch.autograd.grad(outs[1], list(expected.values()), grad),
+        strict=True,
+    ):
+        assert torch.equal(*gradients)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradcheck(kind):
+    src, dst = torch.randint(0, 4, (12,)), torch.randint(0, 3, (12,))
+    case = case_of(kind, graph_of(src, dst, 5, 4, eids=True))
+    names = list(case.arguments)
+    for dropout in (0.0, 0.3):
+
+        def function(*tensors: Tensor, dropout: float = dropout) -> Tensor:
+            torch.manual_seed(1)
+            return attend(case, dict(zip(names, tensors, strict=True)), dropout=dropout)
+
+        assert torch.autograd.gradcheck(function, tuple(leaves_of(case.arguments).values()))
+
+
+def keep_of(numbers: Tensor, heads: int, key: int, dropout: float) -> Tensor:
+    """What edges' weights are multiplied by, in plain integers."""
+    threshold = int(dropout * 2**32)
+    rows = []
+    for number in numbers.tolist():
+        words: list[int] = []
+        for block in range(-(-heads // 4)):
+            for draw in reference.block(number, block, ATTENTION_STREAM, key):
+                words += [draw & reference.MASK32, draw >> 32]
+        rows.append([0.0 if word < threshold else 1 / (1 - dropout) for word in words[:heads]])
+    return torch.tensor(rows, dtype=torch.float64).view(len(rows), heads)
+
+
+def drawn_key(seed: int) -> int:
+    torch.manual_seed(seed)
+    return int(torch.empty(1, dtype=torch.int64).random_())
+
+
+@pytest.mark.parametrize("heads", [1, 4, 5, 11])
+@pytest.mark.parametrize("kind", KINDS)
+def test_dropout_by_the_edges_numbers(kind, heads):
+    for dropout, eids, dtype in (
+        (0.4, False, torch.float64),
+        (0.9, True, torch.float64),
+        (0.25, True, torch.float32),
+    ):
+        case = case_of(kind, small_graph(eids=eids), heads, 3, dtype)
+        keep = keep_of(torch.arange(250), heads, drawn_key(7), dropout)
+        compare(case, keep, seed=7, dropout=dropout)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_dropout_of_large_edge_numbers(kind):
+    """Both halves of an edge's number count, as do both of a negative key."""
+    case = case_of(kind, small_graph(eids=False))
+    numbers = torch.randint(0, 1 << 62, (250,))
+    numbers[1], numbers[2] = numbers[0] ^ 1 << 32, numbers[0] ^ 1
+    indptr, indices, _ = case.graph.entries
+    by_source = transpose(indptr, indices, None, case.graph.num_src)
+    case = case._replace(graph=case.graph._replace(entries=Entries(indptr, indices, numbers)))
+    keep = keep_of(numbers, 2, drawn_key(3), 0.5)
+    assert not torch.equal(keep[0], keep[1]) or not torch.equal(keep[0], keep[2])
+
+    def rows() -> Entries:
+        return Entries(*by_source[:2], numbers[by_source[2]])
+
+    compare(case, keep, seed=3, dropout=0.5, by_source=rows)
+    key, (values, right) = -(1 << 63) + 12345, map(case.arguments.get, ("values", "right"))
+    left, vector = case.arguments.get("left"), case.arguments.get("vector")
+    tensors = (indptr, indices, numbers, values, left, right, vector, None, torch.tensor([key]))
+    out, _ = sum_op(*tensors, case.score, SLOPE, SCALE, 0.5)
+    del case.arguments["bias"]
+    torch.testing.assert_close(out, composed(case, case.arguments, keep_of(numbers, 2, key, 0.5)))
+
+
+def test_dropout_is_repeatable():
+    case = case_of("additive", small_graph())
+    outs = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        outs.append(attend(case, case.arguments, dropout=0.5))
+    outs.append(attend(case, case.arguments, dropout=0.5))
+    assert torch.equal(outs[0], outs[1])
+    assert not torch.equal(outs[0], outs[2]) and not torch.equal(outs[2], outs[3])
+    # Without dropout nothing is drawn.
+    before = torch.get_rng_state()
+    attend(case, case.arguments)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("dropout", [0.1, 0.5, 0.85])
+def test_the_share_that_is_dropped(dropout):
+    """Each destination has one in-edge, whose value is 1."""
+    count, heads = 10_000, 8
+    graph = graph_of(torch.zeros(count).long(), torch.arange(count), 1, count, eids=True)
+    case = case_of("additive", graph, heads, 1, bias=False)
+    case.arguments["values"].fill_(1)
+    keep = attend(case, case.arguments, dropout=dropout).squeeze(2)
+    assert set(keep.unique().tolist()) == {0.0, 1 / (1 - dropout)}
+    dropped = (keep == 0).double()
+    deviation = (dropout * (1 - dropout) / count) ** 0.5
+    assert (dropped.mean(0) - dropout).abs().max() < 4.5 * deviation
+    # Neither heads nor neighboring edges are dropped together.
+    assert (dropped.T.corrcoef() - torch.eye(heads)).abs().max() < 4.5 / count**0.5
+    both = torch.stack((dropped[:-1, 0], dropped[1:, 0])).corrcoef()[0, 1]
+    assert abs(both) < 4.5 / count**0.5
+
+
+def test_almost_all_and_almost_none_dropped():
+    case = case_of("dot", small_graph())
+    compare(case, keep_of(torch.arange(250), 2, drawn_key(0), 0.999), dropout=0.999)
+    compare(case, 1 / (1 - 1e-12), dropout=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["additive", "dot"])
+def test_scores_of_minus_infinity(kind):
+    """Beside finite ones they weigh nothing; a row of nothing else is NaN."""
+    src = torch.tensor([0, 1, 2, 0, 0, 1, 2, 1, 3, 4])
+    dst = torch.tensor([0, 0, 0, 1, 1, 2, 3, 3, 4, 4])
+    for dtype in (torch.float64, torch.float32):
+        case = case_of(kind, graph_of(src, dst, 5, 6, eids=True), dtype=dtype)
+        case.arguments["left"][0] = -INF
+        case.arguments["right"].abs_()
+        out = attend(case, case.arguments)
+        assert out.isnan().all(2).all(1).tolist() == [False, True, False, False, False, False]
+        assert out.isnan().any(2).any(1).tolist() == [False, True, False, False, False, False]
+        if kind == "additive":
+            compare(case)
+        # In a dot product's gradient, as in torch's, 0 is multiplied by infinity.
+        torch.testing.assert_close(out, composed(case, case.arguments), equal_nan=True)
+
+
+@pytest.mark.parametrize("bad", [INF, float("nan")])
+def test_scores_of_infinity_and_nan(bad):
+    """Such a row is NaN, as torch's softmax has it, and no other."""
+    case = case_of("additive", small_graph())
+    case.arguments["left"][5] = bad
+    out = attend(case, case.arguments)
+    torch.testing.assert_close(out, composed(case, case.arguments), equal_nan=True)
+    assert out.isnan().any() and not out.isnan().all()
+    compare(case)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_large_scores_do_not_overflow(dtype):
+    case = case_of("additive", small_graph(), dtype=dtype)
+    case.arguments["left"] *= 1000
+    case.arguments["left"] -= 5000
+    out = attend(case, case.arguments)
+    expected = composed(case, {name: it.double() for name, it in case.arguments.items()})
+    assert out.isfinite().all()
+    torch.testing.assert_close(out.double(), expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_same_bits_on_any_number_of_threads(kind, on_threads):
+    count = 900
+    src, dst = torch.randint(0, count, (2, 5000))
+    dst[:500] = 17
+    case = case_of(kind, graph_of(src, dst, count, count, eids=True), 3, 5, torch.float32)
+    grad = torch.randn(count, 3, 5)
+
+    def results() -> list[Tensor]:
+        leaves = leaves_of(case.arguments)
+        torch.manual_seed(0)
+        out = attend(case, leaves, dropout=0.3)
+        return [out, *torch.autograd.grad(out, list(leaves.values()), grad)]
+
+    first = on_threads(1, results)
+    for number in (2, 3):
+        assert all(map(torch.equal, first, on_threads(number, results)))
+
+
+def test_the_vector_of_many_rows(on_threads):
+    """More rows than blocks of the smallest size make."""
+    count = 64 * 256 + 77
+    src = dst = torch.arange(count)
+    case = case_of("dynamic", graph_of(src, dst.roll(1), count, count, eids=False), 1, 2)
+    case.graph.entries.indptr[-3:] = count - 2
+    graph = case.graph
+    kept = graph.dst < count - 2
+    shorter = Entries(graph.entries.indptr, graph.entries.indices[: count - 2], None)
+    graph = Graph(graph.src[kept], graph.dst[kept], count, count, shorter)
+    on_threads(2, lambda: compare(case._replace(graph=graph)))
+    src, dst = torch.randint(0, count, (2, 30_000))
+    graph = graph_of(src, dst, count, count, eids=False)
+    on_threads(2, lambda: compare(case._replace(graph=graph)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_only_gradients_that_are_needed(kind):
+    """The edges by source are not asked for where no gradient goes along them."""
+    case = case_of(kind, small_graph())
+    calls = []
+
+    def by_source() -> Entries:
+        calls.append(1)
+        return Entries(*transpose(*case.graph.entries, case.graph.num_src))
+
+    leaves = leaves_of(case.arguments)
+    out = attend(case, leaves)
+    wanted = dict(
+        zip(leaves, torch.autograd.grad(out, list(leaves.values()), out.detach()), strict=True)
+    )
+    for name in leaves:
+        calls.clear()
+        only = {key: it.detach().requires_grad_(key == name) for key, it in leaves.items()}
+        found = attend(case, only, by_source=by_source)
+        (gradient,) = torch.autograd.grad(found, only[name], out.detach())
+        assert torch.equal(gradient, wanted[name])
+        assert bool(calls) == (name in ("values", "left"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["values", "left", "right", "vector", "bias", "out"])
+def test_what_is_kept_must_not_be_overwritten(kind, name):
+    case = case_of(kind, small_graph())
+    leaves = leaves_of(case.arguments)
+    out = attend(case, leaves)
+    kept = leaves | {"out": out}
+    if name not in kept:
+        assert name in ("left", "vector")
+        return
+    result = out.sum()
+    with torch.no_grad():
+        kept[name].add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        result.backward()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_second_derivative_is_refused(kind):
+    case = case_of(kind, small_graph())
+    for name in case.arguments:
+        leaves = leaves_of(case.arguments)
+        out = attend(case, leaves)
+        (gradient,) = torch.autograd.grad(out.square().sum(), leaves[name], create_graph=True)
+        with pytest.raises(InvalidInputError, match="differentiate attention twice"):
+            gradient.sum().backward()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_destinations_keep(kind):
+    """The logarithm of a softmax's sum, and which of an additive score's edges are fewer."""
+    case = case_of(kind, small_graph(eids=False), heads=3)
+    indptr, indices, _ = case.graph.entries
+    names = ("values", "left", "right", "vector", "bias")
+    values, left, right, vector, bias = map(case.arguments.get, names)
+    tensors = (indptr, indices, None, values, left, right, vector, bias, None)
+    out, sums = sum_op(*tensors, case.score, SLOPE, SCALE, 0.0)
+    both = set()
+    for row, (first, last) in enumerate(pairwise(indptr.tolist())):
+        sources = (values if left is None else left)[indices[first:last]]
+        pre = sources + right[row]
+        if kind == "additive":
+            scores = torch.where(pre > 0, pre, SLOPE * pre)
+            fewer = torch.where(2 * (pre > 0).sum(0) <= last - first, 1.0, -1.0)
+            both |= set(fewer.tolist())
+        else:
+            fewer = torch.zeros(3)
+            scores = SCALE * (sources * right[row]).sum(2)
+            if kind == "dynamic":
+                scores = (vector * torch.where(pre > 0, pre, SLOPE * pre)).sum(2)
+        expected = scores.logsumexp(0) if last > first else torch.zeros(3).double()
+        torch.testing.assert_close(sums[row, :, 0], expected)
+        assert torch.equal(sums[row, :, 1], fewer.double())
+    assert both == ({1.0, -1.0} if kind == "additive" else set())
+    grad, rights = torch.randn(out.shape).double(), right if kind == "additive" else None
+    for added in (None, bias):
+        attended = out if added is None else out - added
+        products = products_op(grad, out, sums, rights, added)
+        of_row = torch.zeros(18, 3).double() if rights is None else rights
+        row = (of_row, sums[..., 0], (grad * attended).sum(2), sums[..., 1])
+        torch.testing.assert_close(products, torch.stack(row, 2))
+
+
+FLOATS = torch.zeros(3, 2, 4)
+INDPTR, INDICES = torch.tensor([0, 2, 3]), torch.tensor([0, 2, 1])
+GOOD: dict[str, Any] = {
+    "indptr": INDPTR,
+    "indices": INDICES,
+    "eids": None,
+    "values": FLOATS,
+    "left": None,
+    "right": FLOATS[:2],
+    "score": "dot",
+    "vector": None,
+    "bias": None,
+    "dropout": 0.0,
+}
+ADDITIVE = {"score": "additive", "left": torch.zeros(3, 2), "right": torch.zeros(2, 2)}
+DYNAMIC = {"score": "dynamic", "vector": torch.zeros(2, 4)}
+
+
+def attend_to(arguments: dict[str, Any]) -> Tensor:
+    given = GOOD | arguments
+    entries = Entries(*(given.pop(name) for name in ("indptr", "indices", "eids")))
+    return attention(entries, given.pop("values"), given.pop("left"), given.pop("right"), **given)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{}, {"left": FLOATS}, {"eids": INDICES, "bias": torch.ones(2, 4)}, ADDITIVE, DYNAMIC]
+    + [ADDITIVE | {"values": FLOATS.to(dtype)} for dtype in (torch.float16, torch.bfloat16)],
+)
+def test_what_fits(arguments):
+    assert attend_to(arguments).shape == (2, 2, 4)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"score": "cosine"}, "compute 'cosine' attention: there is no such score"),
+        ({"dropout": 1.0}, "dropout is 1.0"),
+        ({"dropout": -0.1}, "dropout is -0.1"),
+        ({"dropout": float("nan")}, "dropout is nan"),
+        ({"values": FLOATS.long()}, r"values has shape \(3, 2, 4\) and dtype torch.int64"),
+        ({"values": FLOATS[0]}, r"values has shape \(2, 4\)"),
+        ({"indptr": INDPTR.float()}, "indptr has shape .* and dtype torch.float32"),
+        ({"indptr": INDPTR.view(1, 3)}, r"indptr has shape \(1, 3\)"),
+        ({"indptr": INDPTR[:0]}, r"indptr has shape \(0,\)"),
+        ({"indptr": INDPTR.to("meta")}, "indptr has shape .* on 'meta'"),
+        ({"indices": INDICES.int()}, "indices has shape .* and dtype torch.int32"),
+        ({"indices": INDICES.view(1, 3)}, r"indices has shape \(1, 3\)"),
+        ({"indices": INDICES.to("meta")}, "indices has shape .* on 'meta'"),
+        ({"eids": INDICES.int()}, "eids has shape .* and dtype torch.int32"),
+        ({"eids": INDICES[:2]}, r"eids has shape \(2,\)"),
+        (ADDITIVE | {"left": None}, "left is None"),
+        (DYNAMIC | {"left": FLOATS}, "left is given"),
+        (DYNAMIC | {"vector": None}, "vector is None"),
+        ({"vector": torch.zeros(2, 4)}, "vector is given"),
+        (ADDITIVE | {"vector": torch.zeros(2, 4)}, "vector is given"),
+        ({"left": FLOATS[:2]}, r"left has shape \(2, 2, 4\)"),
+        ({"left": FLOATS.double()}, "left has shape .* and dtype torch.float64"),
+        (ADDITIVE | {"left": FLOATS}, r"left has shape \(3, 2, 4\)"),
+        (ADDITIVE | {"left": torch.zeros(3, 2).half()}, "left has .* dtype torch.float16"),
+        (
+            ADDITIVE | {"values": FLOATS.half(), "left": torch.zeros(3, 2).half()},
+            "left has .* dtype torch.float16",
+        ),
+        ({"right": FLOATS}, r"right has shape \(3, 2, 4\)"),
+        ({"right": FLOATS[:2].half()}, "right has shape .* and dtype torch.float16"),
+        (ADDITIVE | {"right": torch.zeros(2, 1)}, r"right has shape \(2, 1\)"),
+        ({"right": FLOATS[:2].to("meta")}, "right has shape .* on 'meta'"),
+        (DYNAMIC | {"vector": torch.zeros(1, 2, 4)}, r"vector has shape \(1, 2, 4\)"),
+        (DYNAMIC | {"vector": torch.zeros(2, 4).half()}, "vector has .* dtype torch.float16"),
+        ({"bias": torch.zeros(8)}, r"bias has shape \(8,\)"),
+        ({"bias": torch.zeros(2, 4).double()}, "bias has shape .* and dtype torch.float64"),
+    ],
+)
+def test_what_does_not_fit(arguments, message):
+    with pytest.raises(InvalidInputError, match=message):
+        attend_to(arguments)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_registration(kind):
+    for eids, dtype in ((False, torch.float32), (True, torch.float16)):
+        case = case_of(kind, small_graph(eids=eids), dtype=dtype, bias=eids)
+        names = ("values", "left", "right", "vector", "bias")
+        values, left, right, vector, bias = map(case.arguments.get, names)
+        operands = (values, left, right, vector)
+        key = torch.tensor([5]) if eids else None
+        score = AttentionScore(case.score, SLOPE, SCALE, 0.5 if eids else 0.0)
+        arguments = (*case.graph.entries, *operands, bias, key, *score)
+        torch.library.opcheck(sum_op, arguments)
+        out, sums = sum_op(*arguments)
+        grad = torch.randn(out.shape).to(dtype)
+        arguments = (grad, out, sums, right if kind == "additive" else None, bias)
+        torch.library.opcheck(products_op, arguments)
+        others = (*operands, grad, products_op(*arguments), key, *score)
+        torch.library.opcheck(of_destinations_op, (*case.graph.entries, *others))
+        by_source = transpose(*case.graph.entries, case.graph.num_src)
+        torch.library.opcheck(of_sources_op, (*by_source, *others))

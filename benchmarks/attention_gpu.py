@@ -1,0 +1,215 @@
+"""Claim: DGL's attention layers take one pass over the edges, and memory of nodes, not of edges.
+
+The graph has the size of ogbn-products, in-degrees from a Pareto distribution of exponent 1.5 and
+sources drawn uniformly, so that caches help nobody.  Forward and backward passes of a layer as
+unmodified scripts call it, against the same layer composed of operators as DGL does (on this
+package's operators), and torch-geometric's.  Outputs and gradients are compared first.
+
+    python -m benchmarks.attention_gpu --out attention.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+import dgl_mgpu
+
+import dgl  # isort: skip
+from dgl.nn import DotGatConv, GATConv, GATv2Conv  # isort: skip
+
+from benchmarks.ceilings import copy_rates
+from benchmarks.gpu import PowerLaw, this_device
+from benchmarks.machine import describe_machine
+from dgl_mgpu.graph.originals import originals
+
+FEATURES = 100
+
+
+class Case(NamedTuple):
+    """A layer, and milliseconds and bytes that it is to take at most."""
+
+    name: str
+    layer: Callable[[], nn.Module]
+    peer: str | None  # of torch-geometric
+    heads: int
+    width: int
+    dtype: torch.dtype = torch.float32
+    permuted: bool = False
+    milliseconds: float | None = None
+    gigabytes: float | None = None
+
+
+def _gat() -> nn.Module:
+    return GATConv(FEATURES, 64, 4, allow_zero_in_degree=True)
+
+
+def _gatv2() -> nn.Module:
+    return GATv2Conv(FEATURES, 16, 4, allow_zero_in_degree=True)
+
+
+def _dot() -> nn.Module:
+    return DotGatConv(FEATURES, 64, 4, allow_zero_in_degree=True)
+
+
+CASES = (
+    Case("GATConv 4 x 64", _gat, "GATConv", 4, 64, milliseconds=110, gigabytes=12),
+    Case("GATConv 4 x 64, edge ids permuted", _gat, None, 4, 64, torch.float32, True, 110, 12),
+    Case("GATConv 4 x 64, bfloat16", _gat, "GATConv", 4, 64, torch.bfloat16, False, 65),
+    Case("GATv2Conv 4 x 16", _gatv2, "GATv2Conv", 4, 16, milliseconds=60, gigabytes=8),
+    Case("DotGatConv 4 x 64", _dot, None, 4, 64, milliseconds=120, gigabytes=12),
+)
+
+
+def composed(layer: nn.Module) -> Callable[..., torch.Tensor]:
+    """The layer's forward pass as DGL composes it."""
+    kind = type(layer)
+    original = originals[f"{kind.__module__}:{kind.__name__}.forward"]
+    return lambda *arguments: original(layer, *arguments)
+
+
+def _step(run: Callable[[], torch.Tensor], grad: torch.Tensor) -> torch.Tensor:
+    out = run()
+    out.backward(grad)
+    return out.detach()
+
+
+def _measured(
+    run: Callable[[], torch.Tensor], grad: torch.Tensor, parameters: list[nn.Parameter], turns: int
+) -> dict[str, float] | str:
+    """Milliseconds and the peak of memory in bytes, or that there was not enough."""
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    times = []
+    try:
+        for _ in range(turns + 2):
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            for parameter in parameters:
+                parameter.grad = None
+            start.record()
+            _step(run, grad)
+            end.record()
+            torch.cuda.synchronize()
+            times.append(start.elapsed_time(end))
+    except torch.OutOfMemoryError as error:
+        return str(error).partition(". GPU")[0]
+    finally:
+        for parameter in parameters:
+            parameter.grad = None
+    return {"ms": statistics.median(times[2:]), "peak_bytes": torch.cuda.max_memory_allocated()}
+
+
+def _difference(
+    one: Callable[[], torch.Tensor],
+    other: Callable[[], torch.Tensor],
+    grad: torch.Tensor,
+    parameters: list[nn.Parameter],
+) -> dict[str, float] | str:
+    """The largest differences of outputs and gradients, relative to the largest of each."""
+    results = []
+    try:
+        for run in (one, other):
+            for parameter in parameters:
+                parameter.grad = None
+            out = _step(run, grad)
+            results.append([out, *(parameter.grad for parameter in parameters)])
+    except torch.OutOfMemoryError:
+        return "the composition does not fit"
+    names = ["output", *(f"gradient of {tuple(it.shape)}" for it in parameters)]
+    pairs = zip(names, *results, strict=True)
+    return {name: float((x - y).abs().max() / y.abs().max()) for name, x, y in pairs}
+
+
+def _peer(case: Case, edges: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    """A layer of torch-geometric's for the same graph."""
+    if case.peer is None:
+        return None
+    try:
+        from torch_geometric import nn as peers
+    except ImportError:
+        return None
+    layer = getattr(peers, case.peer)(FEATURES, case.width, case.heads, add_self_loops=False)
+    layer = layer.to(edges.device, case.dtype)
+    return lambda rows: layer(rows, edges).view(len(rows), case.heads, case.width)
+
+
+def _row(case: Case, options: argparse.Namespace) -> dict[str, Any]:
+    torch.manual_seed(0)
+    device = this_device()
+    indptr, indices = PowerLaw(options.nodes, options.edges).csc(device, torch.int32)
+    order = torch.empty(0, dtype=torch.int32, device=device)
+    if case.permuted:
+        order = torch.randperm(len(indices), device=device).int()
+    g = dgl.graph(("csc", (indptr.int(), indices, order))).formats(["csc", "csr"])
+    g.create_formats_()
+    features = torch.randn(options.nodes, FEATURES, device=device, dtype=case.dtype)
+    layer = case.layer().to(device, case.dtype)
+    grad = torch.randn(options.nodes, case.heads, case.width, device=device, dtype=case.dtype)
+    parameters = list(layer.parameters())
+    ours, dgls = (lambda: layer(g, features)), (lambda: composed(layer)(g, features))
+    row: dict[str, Any] = {"name": case.name, "aim_ms": case.milliseconds}
+    row["aim_gb"] = case.gigabytes
+    row["one pass"] = _measured(ours, grad, parameters, options.turns)
+    row["composed"] = _measured(dgls, grad, parameters, options.turns)
+    if case.dtype == torch.float32:
+        row["differences"] = _difference(ours, dgls, grad, parameters)
+    del g
+    if options.peer:
+        ends = torch.arange(options.nodes, device=device).repeat_interleave(indptr.diff())
+        peer = _peer(case, torch.stack([indices.long(), ends]))
+        if peer is not None:
+            row["torch-geometric"] = _measured(lambda: peer(features), grad, [], options.turns)
+    # Least bytes: forward a row of values for each edge, backward one more and, for half of the
+    # edges at most, a third.
+    row_bytes = case.heads * case.width * case.dtype.itemsize
+    row["edge_bytes"] = len(indices) * row_bytes
+    return row
+
+
+def _text(result: Any) -> str:
+    if not isinstance(result, dict):
+        return "-" if result is None else "out of memory"
+    return f"{result['ms']:.1f} ms, {result['peak_bytes'] / 1e9:.1f} GB"
+
+
+def main() -> None:
+    """Print a row for each case, and keep all of them in a file."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--nodes", type=int, default=2_449_029)
+    parser.add_argument("--edges", type=int, default=123_718_280)
+    parser.add_argument("--turns", type=int, default=7)
+    parser.add_argument("--only", nargs="+", default=[], help="parts of cases' names")
+    parser.add_argument("--peer", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    buffer = torch.empty(2, 1 << 30, dtype=torch.uint8, device=this_device())
+    content = {
+        "machine": describe_machine(),
+        "options": {name: str(value) for name, value in vars(options).items()},
+        "copy_gb_per_s": copy_rates([(buffer[0], buffer[1])])[0],
+        "figures": rows,
+    }
+    del buffer
+    for case in CASES:
+        if options.only and not any(part in case.name for part in options.only):
+            continue
+        row = _row(case, options)
+        rows.append(row)
+        cells = (f"{way} {_text(row.get(way))}" for way in ("one pass", "composed", "torch-geometric"))
+        print(f"{case.name:36}", "; ".join(cells), row.get("differences", ""), flush=True)
+        if options.out:
+            options.out.write_text(json.dumps(content, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,214 @@
+"""What DGL's attention layers compute of nodes' features, in one pass over the edges.
+
+DGL composes them of operators that each write something for every edge and head, or every edge and
+column.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from dgl.base import DGLError
+from dgl.heterograph import DGLGraph
+from torch import Tensor, nn
+
+from dgl_mgpu.graph.index import TensorIndex
+from dgl_mgpu.graph.relation import Relation
+from dgl_mgpu.ops.attention import (
+    AttentionOperands,
+    AttentionScore,
+    Entries,
+    attention,
+    attention_forward,
+    check_attention,
+    computed_in,
+    gradient_products,
+    gradients_of_destinations,
+    gradients_of_sources,
+)
+from dgl_mgpu.ops.attention_cuda import can_attend
+from dgl_mgpu.ops.autograd import differentiable_once
+from dgl_mgpu.ops.check import DTYPES
+
+
+def serves(graph: Any, heads: int, width: int, *features: Any) -> bool:
+    """Whether nodes of a graph can attend in one pass to values of this shape.
+
+    ``features`` are what a layer is given: of nodes, of two dimensions.
+    """
+    if not isinstance(graph, DGLGraph):
+        return False
+    index = graph._graph
+    return (
+        type(index) is TensorIndex
+        and len(index.relations) == 1
+        and all(
+            isinstance(rows, Tensor) and rows.dim() == 2 and rows.dtype in DTYPES
+            for rows in features
+        )
+        and all(can_attend(heads, width, dtype) for dtype in (torch.float32, features[0].dtype))
+        and torch.autograd.forward_ad._current_level < 0
+        and not torch._C._are_functorch_transforms_active()
+    )
+
+
+def overwrites_sources(graph: Any, feat: Any) -> bool:
+    """Whether a layer that gives both ends of edges a feature of one name, as DGL's do, has the
+    second one for both: the ends are the same nodes, and the features are two."""
+    return isinstance(feat, tuple) and len(graph.ntypes) == 1 and not graph.is_block
+
+
+def relation_of(graph: DGLGraph) -> Relation:
+    """The one relation of a graph that :func:`serves` accepts."""
+    relation: Relation = graph._graph.relations[0]
+    return relation
+
+
+def refuse_nodes_without_edges(layer: Any, graph: DGLGraph) -> None:
+    """Raise DGLError if a layer does not allow nodes without in-edges, and there are some."""
+    if not layer._allow_zero_in_degree and (graph.in_degrees() == 0).any():
+        raise DGLError(
+            "some nodes have no in-edges, and no output: add self-loops, dgl.add_self_loop(g), or"
+            " make the layer with allow_zero_in_degree=True"
+        )
+
+
+def dropped(dropout: nn.Dropout) -> float:
+    """The probability with which a layer drops weights now."""
+    return dropout.p if dropout.training else 0.0
+
+
+def additive(
+    relation: Relation,
+    sources: Tensor,
+    destinations: Tensor | None,
+    attn_l: Tensor,
+    attn_r: Tensor,
+    bias: Tensor | None,
+    negative_slope: float,
+    dropout: float,
+) -> Tensor:
+    """Sum values by the softmax of additive scores, which are linear in the values.
+
+    Parameters
+    ----------
+    sources : Tensor, shape (num_src, heads, width)
+    destinations : Tensor or None, shape (num_dst, heads, width)
+        None if destinations are the first of the sources.
+    attn_l, attn_r : Tensor, shape (1, heads, width)
+    bias : Tensor or None, shape (heads, width)
+
+    Returns
+    -------
+    Tensor, dtype of the sources, shape (num_dst, heads, width)
+        See :func:`dgl_mgpu.ops.attention.attention`.
+    """
+    score = AttentionScore("additive", negative_slope, 1.0, dropout)
+    dtype = sources.dtype
+    attn_l, attn_r = attn_l.to(dtype), attn_r.to(dtype)
+    with torch.autocast(sources.device.type, enabled=False):
+        out: Tensor = _Additive.apply(
+            _Pass(relation, score), _key(sources, dropout), sources, destinations, attn_l, attn_r,
+            bias,
+        )  # fmt: skip
+    return out
+
+
+def of_rows(
+    relation: Relation,
+    values: Tensor,
+    left: Tensor | None,
+    right: Tensor,
+    score: str,
+    **options: Any,
+) -> Tensor:
+    """:func:`dgl_mgpu.ops.attention.attention` along a relation's edges."""
+    with torch.autocast(values.device.type, enabled=False):
+        return attention(
+            Entries(*relation.csc()), values, left, right, score=score,
+            by_source=lambda: Entries(*relation.csr()), **options,
+        )  # fmt: skip
+
+
+class _Pass(NamedTuple):
+    relation: Relation
+    score: AttentionScore
+
+
+def _key(values: Tensor, dropout: float) -> Tensor | None:
+    if not dropout:
+        return None
+    return torch.empty(1, dtype=torch.int64, device=values.device).random_()
+
+
+class _Additive(torch.autograd.Function):
+    """Attention whose scores are made of values: no temporary has their size."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any,
+        request: _Pass,
+        key: Tensor | None,
+        sources: Tensor,
+        destinations: Tensor | None,
+        attn_l: Tensor,
+        attn_r: Tensor,
+        bias: Tensor | None,
+    ) -> Tensor:
+        relation, score = request
+        sources = sources.contiguous()
+        if destinations is None:
+            of_both = _per_head(sources, torch.stack([attn_l[0], attn_r[0]], -1))
+            left = of_both[..., 0].contiguous()
+            right = of_both[: relation.num_dst, :, 1].contiguous()
+        else:
+            left = _per_head(sources, attn_l[0].unsqueeze(-1))[..., 0]
+            right = _per_head(destinations, attn_r[0].unsqueeze(-1))[..., 0]
+        operands = AttentionOperands(sources, left, right, None)
+        entries = Entries(*relation.csc())
+        check_attention(entries, operands, bias, score.kind, score.dropout)
+        out, sums = attention_forward(entries, operands, bias, key, score)
+        ctx.request = request
+        ctx.save_for_backward(
+            key, sources, destinations, attn_l, attn_r, bias, left, right, out, sums
+        )
+        return out
+
+    @staticmethod
+    @differentiable_once("attention", "compose it of dgl.ops")
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        key, sources, destinations, attn_l, attn_r, bias, left, right, out, sums = ctx.saved_tensors
+        relation, score = ctx.request
+        grad = grad.contiguous()
+        operands = AttentionOperands(sources, left, right, None)
+        products = gradient_products(grad, out, sums, operands, bias, score)
+        (of_right,) = gradients_of_destinations(
+            Entries(*relation.csc()), operands, grad, products, key, score
+        )
+        of_sources, of_left = gradients_of_sources(
+            Entries(*relation.csr()), operands, grad, products, key, score
+        )
+        dtype = sources.dtype
+        of_left, of_right = of_left.to(dtype), of_right.to(dtype)
+        of_sources.addcmul_(of_left.unsqueeze(-1), attn_l)
+        of_attn_l, of_destinations = _summed(of_left, sources), None
+        if destinations is None:
+            destinations = sources[: relation.num_dst]
+            of_sources[: relation.num_dst].addcmul_(of_right.unsqueeze(-1), attn_r)
+        else:
+            of_destinations = of_right.unsqueeze(-1) * attn_r
+        of_attn_r = _summed(of_right, destinations)
+        of_bias = None if bias is None else grad.sum(0)
+        return None, None, of_sources, of_destinations, of_attn_l, of_attn_r, of_bias
+
+
+def _per_head(rows: Tensor, vectors: Tensor) -> Tensor:
+    """Products of rows of shape (n, heads, width) with vectors of shape (heads, width, k)."""
+    products = torch.bmm(rows.transpose(0, 1), vectors).transpose(0, 1)
+    return products.to(computed_in(rows.dtype)).contiguous()
+
+
+def _summed(numbers: Tensor, rows: Tensor) -> Tensor:
+    """The sum of rows times their numbers, of each head, shape (1, heads, width)."""
+    return torch.bmm(numbers.t().unsqueeze(1), rows.transpose(0, 1)).transpose(0, 1)
