@@ -15,13 +15,12 @@ import gc
 import json
 import statistics
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-
-import dgl_mgpu
 
 import dgl  # isort: skip
 from dgl.nn import DotGatConv, GATConv, GATv2Conv  # isort: skip
@@ -32,6 +31,8 @@ from benchmarks.machine import describe_machine
 from dgl_mgpu.graph.originals import originals
 
 FEATURES = 100
+#: How a layer is run.
+WAYS = "one pass", "composed", "torch-geometric"
 
 
 class Case(NamedTuple):
@@ -155,23 +156,21 @@ def _row(case: Case, options: argparse.Namespace) -> dict[str, Any]:
     layer = case.layer().to(device, case.dtype)
     grad = torch.randn(options.nodes, case.heads, case.width, device=device, dtype=case.dtype)
     parameters = list(layer.parameters())
-    ours, dgls = (lambda: layer(g, features)), (lambda: composed(layer)(g, features))
+    ours, dgls = partial(layer, g, features), partial(composed(layer), g, features)
     row: dict[str, Any] = {"name": case.name, "aim_ms": case.milliseconds}
     row["aim_gb"] = case.gigabytes
     row["one pass"] = _measured(ours, grad, parameters, options.turns)
     row["composed"] = _measured(dgls, grad, parameters, options.turns)
     if case.dtype == torch.float32:
         row["differences"] = _difference(ours, dgls, grad, parameters)
-    del g
+    del g, ours, dgls
     if options.peer:
         ends = torch.arange(options.nodes, device=device).repeat_interleave(indptr.diff())
         peer = _peer(case, torch.stack([indices.long(), ends]))
         if peer is not None:
             row["torch-geometric"] = _measured(lambda: peer(features), grad, [], options.turns)
-    # Least bytes: forward a row of values for each edge, backward one more and, for half of the
-    # edges at most, a third.
-    row_bytes = case.heads * case.width * case.dtype.itemsize
-    row["edge_bytes"] = len(indices) * row_bytes
+    # What a pass reads at least, a row of values for each edge.
+    row["pass_bytes"] = len(indices) * case.heads * case.width * case.dtype.itemsize
     return row
 
 
@@ -205,7 +204,9 @@ def main() -> None:
             continue
         row = _row(case, options)
         rows.append(row)
-        cells = (f"{way} {_text(row.get(way))}" for way in ("one pass", "composed", "torch-geometric"))
+        cells = (
+            f"{way} {_text(row.get(way))}" for way in ("one pass", "composed", "torch-geometric")
+        )
         print(f"{case.name:36}", "; ".join(cells), row.get("differences", ""), flush=True)
         if options.out:
             options.out.write_text(json.dumps(content, indent=1) + "\n")

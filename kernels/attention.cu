@@ -6,9 +6,10 @@
 // for the destinations' operands, and along the out-edges of sources for theirs; it computes weights
 // again from what a destination keeps.
 //
-// Of an additive score the destination's gradient is a sum over its edges of two slopes. The sum
-// with equal slopes is 0, as weights add up to 1 whatever the operand: so the edges of one sign are
-// enough, and rows of values are read for those that are fewer.
+// Additive scores need no second pass: what an edge adds to its destination's number is known when
+// its source is done. It is added in memory, as an integer, so that the order does not matter. Each
+// destination has a unit of its own, so small that nothing is lost, and so large that no sum
+// overflows: weights add up to 1, and a bound of what they are multiplied by is known before.
 #include "softmax.cuh"
 #include "spmm.cuh"
 
@@ -16,11 +17,10 @@ namespace dgl_mgpu {
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
-// Blocks that a multiprocessor is to hold, which bounds the registers of a thread; and reads of a
-// lane that may be under way at once, by number and by bytes.
+// Blocks that a multiprocessor is to hold, which bounds the registers of a thread, and those that
+// what it reads of entries may take.
 constexpr int kBlocks = 2;
-constexpr int kMostReads = 8;
-constexpr int kMostReadBytes = 128;
+constexpr int kMostRegisters = 56;
 // For the parts of rows that a block joins.
 constexpr int kSharedBytes = 32 << 10;
 
@@ -53,7 +53,9 @@ struct Sources {
 };
 
 // Of a destination and head, what the backward pass reads.
-enum : int { kRight, kLogSum, kProduct, kFewer, kProducts };
+enum : int { kRight, kLogSum, kProduct, kPerUnit, kProducts };
+// Integers of sums are at most this.
+constexpr double kLargestSum = 0x1p61;
 
 template <typename Id, typename Element>
 struct Attention {
@@ -77,9 +79,12 @@ struct Attention {
   // The output; or the gradient of rows on the right; or that of values.
   Element* out;
   Element* left_out;  // the gradient of rows on the left
-  // What destinations keep, the logarithm of the sum and which edges are fewer; or the gradient of
-  // numbers on the right; or of those on the left; or shares of the vector's gradient.
+  // The logarithm of the sum of what destinations keep; or the gradient of numbers on the left; or
+  // shares of the vector's gradient.
   Number* numbers;
+  // Gradients of numbers on the right, in units; and whether they are not finite.
+  uint64* right_sums;
+  unsigned char* right_bad;
   int64 num_rows;
   int64 heads;
   int64 width;
@@ -94,10 +99,10 @@ struct Attention {
   __device__ __forceinline__ int64 EndOf(int64 row) const { return row + indptr[row + 1]; }
 };
 
-// A power of two, so that chunks fill 32 entries.
-template <int kRowLanes, int kBytes>
+// Entries that a lane reads at once: a power of two, so that chunks fill 32 entries.
+template <int kRowLanes, int kRegisters>
 struct Reads {
-  static constexpr int kFit = kMostReadBytes / kBytes;
+  static constexpr int kFit = kMostRegisters / kRegisters;
   static constexpr int kFew = kFit >= 8 ? 8 : kFit >= 4 ? 4 : kFit >= 2 ? 2 : 1;
   static constexpr int kCount = kRowLanes < kFew ? kRowLanes : kFew;
 };
@@ -117,24 +122,27 @@ struct Lane {
   // Rows of an entry: of what is summed, and of what its score is made of besides.
   static constexpr bool kOtherRow =
       Pass::kBySource ? !Score::kOfScalars : Score::kReadsLeft;
-  static constexpr int kReads =
-      Reads<kRowLanes, (kOtherRow ? 2 : 1) * kVectors * static_cast<int>(sizeof(Vector))>::kCount;
+  // Of an entry: its rows, its numbers, and what it is.
+  static constexpr int kRegisters =
+      (kOtherRow ? 2 : 1) * kVectors * static_cast<int>(sizeof(Vector)) / 4 +
+      (Pass::kBySource ? static_cast<int>(kProducts) : 1) * static_cast<int>(sizeof(Number)) / 4 +
+      2;
+  static constexpr int kReads = Reads<kRowLanes, kRegisters>::kCount;
   // Of the state: sums by column, and what comes behind them.
-  static constexpr bool kSumsColumns = Pass::kForward || Pass::kBySource || !Score::kOfScalars;
-  static constexpr int kBehind = kSumsColumns ? kColumns : 0;
-  static constexpr int kLargest = kBehind, kSum = kBehind + 1, kPositive = kBehind + 2;
+  static constexpr int kBehind = kColumns;
+  static constexpr int kLargest = kBehind, kSum = kBehind + 1, kOfLeft = kBehind;
   static constexpr int kState =
-      kBehind + (Pass::kForward               ? 2 + Score::kOfScalars
-                 : Score::kOfScalars          ? 1
-                 : Pass::kBySource && Score::kReadsLeft ? kColumns
-                                              : 0);
+      kBehind + (Pass::kForward ? 2
+                                : !Pass::kBySource ? 0
+                                                   : Score::kOfScalars ? 1
+                                                                       : Score::kReadsLeft ? kColumns : 0);
 
   // A row's operands: the gradient of a destination's output, or a source's values; and what scores
   // are made of.
   struct Row {
     Number summed[kColumns];
     Number scored[kColumns];
-    Number number, log_sum, product, fewer;
+    Number number, log_sum, product;
   };
   struct Entry {
     Vector summed[kVectors];
@@ -240,7 +248,6 @@ struct Lane {
       LoadProducts(at, of);
       read.log_sum = of[kLogSum];
       read.product = of[kProduct];
-      read.fewer = of[kFewer];
     }
     return read;
   }
@@ -250,9 +257,6 @@ struct Lane {
     loaded.Load(request.products + at * kProducts);
     loaded.Unpack(to);
   }
-
-  // Where rows of values are read for some entries alone, they are read by LoadWanted.
-  static constexpr bool kReadsSome = Score::kOfScalars && !Pass::kForward && !Pass::kBySource;
 
   __device__ __forceinline__ void LoadEntry(Entry& entry) const {
     const Id other = entry.other;
@@ -266,7 +270,7 @@ struct Lane {
     if constexpr (Score::kOfScalars) {
       entry.number = __ldg(static_cast<const Number*>(request.left) + at);
     }
-    if constexpr (!kReadsSome) Load(request.values, other, entry.summed);
+    Load(request.values, other, entry.summed);
     if constexpr (Score::kReadsLeft) Load(request.left, other, entry.scored);
   }
 
@@ -349,11 +353,10 @@ struct Lane {
                                        Number (&state)[kState]) {
     if constexpr (Pass::kForward) {
       TakeForward(row, entries, state);
-      return;
-    }
-    if constexpr (kReadsSome) LoadWanted(row, entries);
+    } else {
 #pragma unroll
-    for (int i = 0; i < kReads; ++i) TakeBackward(row, entries[i], state);
+      for (int i = 0; i < kReads; ++i) TakeBackward(row, entries[i], state);
+    }
   }
 
   __device__ __forceinline__ void TakeForward(const Row& row, const Entry (&entries)[kReads],
@@ -363,9 +366,7 @@ struct Lane {
     for (int i = 0; i < kReads; ++i) {
       Number score;
       if constexpr (Score::kOfScalars) {
-        const Number sum = Sum(row, entries[i]);
-        score = Act(sum);
-        state[kPositive] += entries[i].active && sum > 0 ? 1 : 0;
+        score = Act(Sum(row, entries[i]));
       } else {
         Number summed[kColumns], left[kColumns], right[kColumns];
         Widen(entries[i].summed, summed);
@@ -394,14 +395,15 @@ struct Lane {
     }
   }
 
-  // Whether the edge is one of those whose slope is less frequent.
-  static __device__ __forceinline__ bool IsWanted(const Row& row, const Entry& entry) {
-    return entry.active && (Sum(row, entry) > 0) == (row.fewer > 0);
-  }
-  __device__ __forceinline__ void LoadWanted(const Row& row, Entry (&entries)[kReads]) const {
-#pragma unroll
-    for (int i = 0; i < kReads; ++i) {
-      if (IsWanted(row, entries[i])) Load(request.values, entries[i].other, entries[i].summed);
+  // Adds an edge's part of the gradient of its destination's number.
+  __device__ __forceinline__ void AddToRight(const Entry& entry, Number change) const {
+    if (request.right_sums == nullptr || sub != 0 || !has_head) return;
+    const int64 at = static_cast<int64>(entry.other) * request.heads + head;
+    const Number units = change * entry.products[kPerUnit];
+    if (fabs(units) <= static_cast<Number>(kLargestSum)) {
+      atomicAdd(request.right_sums + at, static_cast<uint64>(static_cast<int64>(units)));
+    } else {
+      request.right_bad[at] = 1;
     }
   }
 
@@ -423,11 +425,11 @@ struct Lane {
     const Number of_row = Pass::kBySource ? entry.products[kProduct] : row.product;
     const Number weight = exponential_of(of_score - log_sum), kept = KeptOf(entry);
     const Number change = weight * (kept * product - of_row);  // of the score
-    if constexpr (Score::kOfScalars && !Pass::kBySource) {
-      if (IsWanted(row, entry)) state[0] += change;
-      return;
+    if constexpr (Score::kOfScalars) {
+      const Number of_sum = change * Slope(sum);
+      state[kOfLeft] += of_sum;
+      AddToRight(entry, of_sum);
     }
-    if constexpr (Score::kOfScalars) state[kBehind] += change * Slope(sum);
     const Number scaled = change * static_cast<Number>(request.scale);
 #pragma unroll
     for (int i = 0; i < kColumns; ++i) {
@@ -444,7 +446,7 @@ struct Lane {
       } else {
         state[i] += weight * kept * summed[i];
         if constexpr (Score::kReadsLeft) {
-          state[kBehind + i] += of_operand;
+          state[kOfLeft + i] += of_operand;
         } else {
           state[i] += of_operand;
         }
@@ -460,12 +462,9 @@ struct Lane {
       const Number theirs = exponential_of(other[kLargest] - base);
 #pragma unroll
       for (int i = 0; i < kState; ++i) {
-        if (i != kLargest && !(Score::kOfScalars && i == kPositive)) {
-          state[i] = state[i] * mine + other[i] * theirs;
-        }
+        if (i != kLargest) state[i] = state[i] * mine + other[i] * theirs;
       }
       state[kLargest] = largest;
-      if constexpr (Score::kOfScalars) state[kPositive] += other[kPositive];
     } else {
 #pragma unroll
       for (int i = 0; i < kState; ++i) state[i] += other[i];
@@ -510,7 +509,7 @@ struct Lane {
 
   __device__ __forceinline__ void Write(int64 row, Number (&state)[kState]) const {
     const int64 at = row * request.heads + head;
-    const bool first = sub == 0 && has_head;
+    [[maybe_unused]] const bool first = sub == 0 && has_head;
     if constexpr (Pass::kForward) {
       const int64 degree = request.indptr[row + 1] - request.indptr[row];
       const Number sum = state[kSum], factor = degree == 0 ? Number{0} : 1 / sum;
@@ -522,23 +521,14 @@ struct Lane {
       }
       StoreRow(request.out, row, state);
       if (!first) return;
-      request.numbers[2 * at] = degree == 0 ? Number{0} : state[kLargest] + log(sum);
-      Number fewer = 0;
-      if constexpr (Score::kOfScalars) fewer = 2 * state[kPositive] <= degree ? 1 : -1;
-      request.numbers[2 * at + 1] = fewer;
-    } else if constexpr (Pass::kBySource) {
-      StoreRow(request.out, row, state);
-      if constexpr (Score::kReadsLeft) StoreRow(request.left_out, row, state + kBehind);
-      if constexpr (Score::kOfScalars) {
-        if (first) request.numbers[at] = state[kBehind];
-      }
-    } else if constexpr (Score::kOfScalars) {
-      if (!first) return;
-      const bool positive = request.products[at * kProducts + kFewer] > 0;
-      const Number factor = static_cast<Number>(1 - request.slope);
-      request.numbers[at] = (positive ? factor : -factor) * state[0];
-    } else {
-      StoreRow(request.out, row, state);
+      request.numbers[at] = degree == 0 ? Number{0} : state[kLargest] + log(sum);
+      return;
+    }
+    StoreRow(request.out, row, state);
+    if constexpr (Pass::kBySource && Score::kReadsLeft) {
+      StoreRow(request.left_out, row, state + kOfLeft);
+    } else if constexpr (Pass::kBySource && Score::kOfScalars) {
+      if (first) request.numbers[at] = state[kOfLeft];
     }
   }
 };
@@ -706,20 +696,23 @@ __global__ void __launch_bounds__(kThreads) join_attention(Attention<Id, Element
   Of(request, tile, lane).Write(row, state);
 }
 
-// What the backward pass reads of destinations: a group of kLanes lanes for each head.
+// What the backward pass reads of destinations: a group of kLanes lanes for each head. `largest`, of
+// each head, is what no value is larger than, or null for other than additive scores; products of a
+// gradient with values are multiplied by at most `factor`.
 template <typename Element, int kVector, int kLanes>
 __global__ void __launch_bounds__(kThreads)
     multiply_gradients(const Element* grad, const Element* out,
-                       const typename Computed<Element>::Type* sums,
-                       const typename Computed<Element>::Type* right, const Element* bias,
+                       const typename Computed<Element>::Type* log_sums,
+                       const typename Computed<Element>::Type* right,
+                       const typename Computed<Element>::Type* largest, const Element* bias,
                        typename Computed<Element>::Type* products, int64 count, int64 heads,
-                       int64 width) {
+                       int64 width, double factor) {
   using Number = typename Computed<Element>::Type;
   const int64 at = (static_cast<int64>(blockIdx.x) * kThreads + threadIdx.x) / kLanes;
+  const int64 head = at % heads;
   const int sub = threadIdx.x % kLanes;
-  Number sum = 0;
+  Number sum = 0, size = 0;
   if (at < count) {
-    const int64 head = at % heads;
     for (int64 column = sub * kVector; column < width; column += kLanes * kVector) {
       Loaded<Element, kVector> loaded[3];
       loaded[0].Load(grad + at * width + column);
@@ -732,18 +725,42 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const Number offset = bias == nullptr ? Number{0} : number(of_bias[i]);
-        sum += number(of_grad[i]) * (number(of_out[i]) - offset);
+        const Number gradient = number(of_grad[i]);
+        sum += gradient * (number(of_out[i]) - offset);
+        size += fabs(gradient);
       }
     }
   }
 #pragma unroll
-  for (int step = 1; step < kLanes; step *= 2) sum += __shfl_xor_sync(kAllLanes, sum, step);
+  for (int step = 1; step < kLanes; step *= 2) {
+    sum += __shfl_xor_sync(kAllLanes, sum, step);
+    size += __shfl_xor_sync(kAllLanes, size, step);
+  }
   if (at >= count || sub != 0) return;
   Number* to = products + at * kProducts;
   to[kRight] = right == nullptr ? Number{0} : right[at];
-  to[kLogSum] = sums[2 * at];
+  to[kLogSum] = log_sums[at];
   to[kProduct] = sum;
-  to[kFewer] = sums[2 * at + 1];
+  to[kPerUnit] = 0;
+  if (largest == nullptr) return;
+  const Number bound = static_cast<Number>(factor) * (size * largest[head] + fabs(sum));
+  // A unit may be no smaller than a float can be; where there is no bound it is NaN.
+  const Number per_unit = bound == 0 ? Number{1} : static_cast<Number>(kLargestSum) / bound;
+  to[kPerUnit] = bound < -lowest<Number>() ? min(per_unit, static_cast<Number>(0x1p120))
+                                           : bound - bound;
+}
+
+// Gradients of the destinations' numbers, of their integers.
+template <typename Result>
+__global__ void __launch_bounds__(kThreads)
+    scale_sums(const int64* sums, const unsigned char* bad, const Result* products, Result* out,
+               int64 count) {
+  const int64 at = static_cast<int64>(blockIdx.x) * kThreads + threadIdx.x;
+  if (at >= count) return;
+  const double per_unit = static_cast<double>(products[at * kProducts + kPerUnit]);
+  Result sum = sums[at] == 0 ? Result{0} : static_cast<Result>(sums[at] / per_unit);
+  if (bad[at]) sum = __uint_as_float(0x7fc00000u);
+  out[at] = sum;
 }
 
 }  // namespace dgl_mgpu

@@ -15,7 +15,7 @@ constexpr uint32 kWalkStream = 1u << 31;
 // Of negative sampling, of edges and of destinations, these plus the try.
 constexpr uint32 kNegativeEdgeStream = 1u << 29, kNegativeDestinationStream = 1u << 30;
 // Of the weights that attention drops.
-constexpr uint32 kAttentionStream = 1u << 28;
+constexpr uint32 kAttentionStream = 1u << 27;
 
 struct Draws {
   uint64 first;

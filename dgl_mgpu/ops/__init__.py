@@ -14,7 +14,7 @@ from dgl_mgpu.ops import (  # noqa: F401  (registers the CUDA implementations)
     sample_weighted_cuda,
     spmm_cuda,
 )
-from dgl_mgpu.ops.attention import Entries, attention
+from dgl_mgpu.ops.attention import attention
 from dgl_mgpu.ops.blocks import SampledBlock, sample_blocks, sample_blocks_async
 from dgl_mgpu.ops.edge_softmax import edge_softmax, edge_softmax_backward
 from dgl_mgpu.ops.etype_blocks import (
@@ -77,6 +77,7 @@ __all__ = [
     "VisitedNeighbors",
     "add_spmm",
     "append_unique",
+    "attention",
     "check_weights",
     "count_tiers",
     "edge_softmax",

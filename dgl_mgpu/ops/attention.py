@@ -21,12 +21,6 @@ from dgl_mgpu.ops.transpose import transpose
 
 #: Scores of an edge, of its source's and its destination's operands.
 SCORES = ("additive", "dynamic", "dot")
-#: What a destination keeps of its softmax: the logarithm of its sum, and which edges are fewer,
-#: those with a positive score before the slope (1) or the others (-1).
-LOG_SUM, FEWER = range(2)
-#: What the backward pass reads of a destination: its part of an additive score, the logarithm of
-#: its sum, the product of its output with its gradient, and which edges are fewer.
-RIGHT, OF_SUM, PRODUCT, OF_FEWER = range(4)
 
 
 class Entries(NamedTuple):
@@ -69,36 +63,18 @@ def attention_op(
 
 
 @Operator
-def attention_products_op(
-    grad: Tensor, out: Tensor, sums: Tensor, right: Tensor | None, bias: Tensor | None
-) -> Tensor:
-    return sums.new_empty(*sums.shape[:2], 4)
-
-
-@Operator
-def attention_of_destinations_op(
-    entries: Entries,
+def attention_backward_op(
+    by_destination: Entries,
+    by_source: Entries,
     operands: AttentionOperands,
+    bias: Tensor | None,
     grad: Tensor,
-    products: Tensor,
+    out: Tensor,
+    log_sums: Tensor,
     key: Tensor | None,
     score: AttentionScore,
 ) -> list[Tensor]:
-    right, vector = operands.right, operands.vector
-    return [torch.empty_like(right), *([] if vector is None else [torch.empty_like(vector)])]
-
-
-@Operator
-def attention_of_sources_op(
-    entries: Entries,
-    operands: AttentionOperands,
-    grad: Tensor,
-    products: Tensor,
-    key: Tensor | None,
-    score: AttentionScore,
-) -> list[Tensor]:
-    values, left = operands.values, operands.left
-    return [torch.empty_like(values), *([] if left is None else [torch.empty_like(left)])]
+    return gradients(operands)
 
 
 def computed_in(dtype: torch.dtype) -> torch.dtype:
@@ -107,15 +83,21 @@ def computed_in(dtype: torch.dtype) -> torch.dtype:
 
 
 def outputs(entries: Entries, operands: AttentionOperands) -> tuple[Tensor, Tensor]:
-    """Allocate the output, and what destinations keep."""
+    """Allocate the output, and for each destination and head the logarithm of the sum of powers."""
     values, num_dst = operands.values, entries.indptr.shape[0] - 1
     out = values.new_empty(num_dst, *values.shape[1:])
-    sums = values.new_empty(num_dst, values.shape[1], 2, dtype=computed_in(values.dtype))
-    return out, sums
+    return out, values.new_empty(*out.shape[:2], dtype=computed_in(values.dtype))
+
+
+def gradients(operands: AttentionOperands) -> list[Tensor]:
+    """Allocate gradients of those operands that there are."""
+    return [torch.empty_like(it) for it in operands if it is not None]
 
 
 def attention(
-    entries: Entries,
+    indptr: Tensor,
+    indices: Tensor,
+    eids: Tensor | None,
     values: Tensor,
     left: Tensor | None,
     right: Tensor,
@@ -126,7 +108,7 @@ def attention(
     scale: float = 1.0,
     bias: Tensor | None = None,
     dropout: float = 0.0,
-    by_source: Callable[[], Entries] | None = None,
+    by_source: Callable[[], tuple[Tensor, Tensor, Tensor | None]] | None = None,
 ) -> Tensor:
     """Sum the values of every node's in-neighbors by the softmax of its in-edges' scores.
 
@@ -140,8 +122,10 @@ def attention(
 
     Parameters
     ----------
-    entries : Entries
-        A graph's CSC; int32 or int64.  What it holds is not checked: ids must be rows.
+    indptr, indices, eids : Tensor, int32 or int64
+        A graph's CSC: where each destination's entries begin, and the end of the last; the source
+        of each entry; and its edge, None where entry ``i`` is edge ``i``.  What they hold is not
+        checked: sources must be rows.
     values : Tensor, float32, float64, float16 or bfloat16, shape (num_src, heads, width)
     left : Tensor or None
         Of an additive score float32, or float64 if the values are so, shape (num_src, heads).  Of
@@ -159,8 +143,8 @@ def attention(
         The probability in [0, 1) with which an edge's weight in a head is left out; others are
         divided by ``1 - dropout``.  Draws depend on torch's generator and the edge's id alone.
     by_source : callable, optional
-        Returns the same edges grouped by source, which gradients of the sources go along; made of
-        ``entries`` by default.
+        Returns the same edges as a CSR, by source, which the backward pass goes along.  By default
+        it is made of the CSC; edges are then to be numbered from 0 on.
 
     Returns
     -------
@@ -173,13 +157,14 @@ def attention(
     InvalidInputError
         If an argument has the wrong dtype, shape or device, or a second derivative is asked for.
     """
+    entries = Entries(indptr, indices, eids)
     operands = AttentionOperands(values, left, right, vector)
     check_attention(entries, operands, bias, score, dropout)
     if by_source is None:
         num_src = len(values)
 
-        def by_source() -> Entries:
-            return Entries(*transpose(*entries, num_src))
+        def by_source() -> tuple[Tensor, Tensor, Tensor | None]:
+            return transpose(*entries, num_src)
 
     key = None
     if dropout > 0:
@@ -225,7 +210,7 @@ def check_attention(
         if ids is not None:
             check_tensor(ids, name, action, indptr.dtype, (len(indices),), device)
     is_additive = score == "additive"
-    if (left is None) == is_additive or (left is not None and score == "dynamic"):
+    if (left is None and is_additive) or (left is not None and score == "dynamic"):
         raise InvalidInputError(
             action,
             "left is None" if left is None else "left is given",
@@ -248,7 +233,7 @@ def check_attention(
 
 class _Request(NamedTuple):
     entries: Entries
-    by_source: Callable[[], Entries]
+    by_source: Callable[[], tuple[Tensor, Tensor, Tensor | None]]
     score: AttentionScore
 
 
@@ -265,32 +250,32 @@ class _Attention(torch.autograd.Function):
         bias: Tensor | None,
     ) -> Tensor:
         operands = _contiguous(AttentionOperands(values, left, right, vector))
-        out, sums = attention_forward(request.entries, operands, bias, key, request.score)
+        out, log_sums = attention_forward(request.entries, operands, bias, key, request.score)
         ctx.request = request
-        ctx.save_for_backward(key, *operands, bias, out, sums)
+        ctx.save_for_backward(key, *operands, bias, out, log_sums)
         return out
 
     @staticmethod
     @differentiable_once("attention", "compose it of dgl.ops")
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        key, values, left, right, vector, bias, out, sums = ctx.saved_tensors
+        key, *operands, bias, out, log_sums = ctx.saved_tensors
         entries, by_source, score = ctx.request
-        operands, grad = AttentionOperands(values, left, right, vector), grad.contiguous()
-        _, _, needs_values, needs_left, needs_right, needs_vector, needs_bias = ctx.needs_input_grad
-        products = gradient_products(grad, out, sums, operands, bias, score)
-        of_values = of_left = of_right = of_vector = None
-        if needs_right or needs_vector:
-            of_right, *of = gradients_of_destinations(entries, operands, grad, products, key, score)
-            of_vector = of[0] if of else None
-        if needs_values or needs_left:
-            of_values, *of = gradients_of_sources(by_source(), operands, grad, products, key, score)
-            of_left = of[0] if of else None
-        of_bias = grad.sum(0) if needs_bias else None
-        return None, None, of_values, of_left, of_right, of_vector, of_bias
+        of_operands = attention_backward(
+            entries,
+            Entries(*by_source()),
+            AttentionOperands(*operands),
+            bias,
+            grad.contiguous(),
+            out,
+            log_sums,
+            key,
+            score,
+        )
+        of_bias = grad.sum(0) if ctx.needs_input_grad[-1] else None
+        return None, None, *of_operands, of_bias
 
 
 def _contiguous(operands: AttentionOperands) -> AttentionOperands:
-    """Operands as operators take them."""
     return AttentionOperands(*(None if it is None else it.contiguous() for it in operands))  # type: ignore[arg-type]
 
 
@@ -301,44 +286,25 @@ def attention_forward(
     key: Tensor | None,
     score: AttentionScore,
 ) -> tuple[Tensor, Tensor]:
-    """The output, and what destinations keep, shape (num_dst, heads, 2)."""
+    """The output, and the logarithms of the sums of powers, shape (num_dst, heads)."""
     return call("attention", (*entries, *operands, bias, key), *score)
 
 
-def gradient_products(
-    grad: Tensor,
-    out: Tensor,
-    sums: Tensor,
+def attention_backward(
+    by_destination: Entries,
+    by_source: Entries,
     operands: AttentionOperands,
     bias: Tensor | None,
-    score: AttentionScore,
-) -> Tensor:
-    """What the backward pass reads of destinations, shape (num_dst, heads, 4)."""
-    right = operands.right if score.kind == "additive" else None
-    return call("attention_products", (grad, out, sums, right, bias))
-
-
-def gradients_of_destinations(
-    entries: Entries,
-    operands: AttentionOperands,
     grad: Tensor,
-    products: Tensor,
+    out: Tensor,
+    log_sums: Tensor,
     key: Tensor | None,
     score: AttentionScore,
-) -> list[Tensor]:
-    """Gradients of ``right`` and, if there is one, of ``vector``."""
-    tensors = (*entries, *operands, grad, products, key)
-    return call("attention_of_destinations", tensors, *score)
+) -> AttentionOperands:
+    """Gradients of the operands, None of those that there are not.
 
-
-def gradients_of_sources(
-    entries: Entries,
-    operands: AttentionOperands,
-    grad: Tensor,
-    products: Tensor,
-    key: Tensor | None,
-    score: AttentionScore,
-) -> list[Tensor]:
-    """Gradients of ``values`` and, if there is one, of ``left``; entries are by source."""
-    tensors = (*entries, *operands, grad, products, key)
-    return call("attention_of_sources", tensors, *score)
+    ``out`` and ``log_sums`` are what :func:`attention_forward` returned.
+    """
+    tensors = (*by_destination, *by_source, *operands, bias, grad, out, log_sums, key)
+    found = iter(call("attention_backward", tensors, *score))
+    return AttentionOperands(*(None if it is None else next(found) for it in operands))  # type: ignore[arg-type]

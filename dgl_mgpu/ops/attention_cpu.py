@@ -11,25 +11,16 @@ from torch import Tensor
 
 from dgl_mgpu.ops import parallel
 from dgl_mgpu.ops.attention import (
-    FEWER,
-    LOG_SUM,
-    OF_SUM,
-    PRODUCT,
     SCORES,
     AttentionOperands,
     AttentionScore,
     Entries,
-    attention_of_destinations_op,
-    attention_of_sources_op,
+    attention_backward_op,
     attention_op,
-    attention_products_op,
     computed_in,
 )
 from dgl_mgpu.ops.memory import inline, kernel, load_id
-from dgl_mgpu.ops.philox import philox
-
-#: Fourth counter word of attention's dropout.
-ATTENTION_STREAM = 1 << 28
+from dgl_mgpu.ops.philox import ATTENTION_STREAM, philox
 
 #: Rows that are worth waking a thread for.
 _GRAIN = 64
@@ -56,6 +47,15 @@ class _Operands(NamedTuple):
     left: np.ndarray
     right: np.ndarray
     vector: np.ndarray
+
+
+class _Gradient(NamedTuple):
+    """The gradient of the output; of each destination and head the logarithm of its sum, and the
+    product of its output with its gradient."""
+
+    rows: np.ndarray
+    log_sums: np.ndarray
+    products: np.ndarray
 
 
 class _Score(NamedTuple):
@@ -110,33 +110,31 @@ def _keep_of(draws: tuple[np.uint64, np.uint64], head: int, mask: _Mask) -> floa
 
 @inline
 def _weight_and_gradient(
-    source: int, destination: int, head: int, keep: float, operands: _Operands, grad: np.ndarray,
-    products: np.ndarray, score: _Score,
+    source: int, destination: int, head: int, keep: float, operands: _Operands, grad: _Gradient,
+    score: _Score,
 ) -> tuple[float, float]:  # fmt: skip
     """An edge's weight before dropout, and the gradient of its score."""
     value = _score_of(source, destination, head, operands, score)
-    weight = math.exp(value - products[destination, head, OF_SUM])
+    weight = math.exp(value - grad.log_sums[destination, head])
     product = 0.0
     for place in range(head * score.width, (head + 1) * score.width):
-        product += np.float64(grad[destination, place]) * operands.values[source, place]
-    return weight, weight * (keep * product - products[destination, head, PRODUCT])
+        product += np.float64(grad.rows[destination, place]) * operands.values[source, place]
+    return weight, weight * (keep * product - grad.products[destination, head])
 
 
 @kernel
 def _attention(
     begin: int, end: int, edges: _Edges, operands: _Operands, bias: np.ndarray, score: _Score,
-    mask: _Mask, out: np.ndarray, kept: np.ndarray,
+    mask: _Mask, out: np.ndarray, log_sums: np.ndarray,
 ) -> None:  # fmt: skip
-    """Rows ``[begin, end)`` of the output and of what destinations keep."""
+    """Rows ``[begin, end)`` of the output and of the logarithms of sums."""
     heads, width = score.heads, score.width
     largest, total, row_sum = np.empty(heads), np.empty(heads), np.empty(heads * width)
-    positive = np.empty(heads, np.int64)
     draws = np.uint64(0), np.uint64(0)
     for row in range(begin, end):
         largest[:] = -np.inf
         total[:] = 0.0
         row_sum[:] = 0.0
-        positive[:] = 0
         first = load_id(edges.indptr, row, edges.id_width)
         last = load_id(edges.indptr, row + 1, edges.id_width)
         for entry in range(first, last):
@@ -146,8 +144,6 @@ def _attention(
                 if mask.threshold > 0 and head % 4 == 0:
                     draws = philox(edge, head // 4, ATTENTION_STREAM, mask.key)
                 value = _score_of(source, row, head, operands, score)
-                if score.kind == _ADDITIVE:
-                    positive[head] += operands.left[source, head] + operands.right[row, head] > 0.0
                 if value > largest[head]:
                     shrunk = math.exp(largest[head] - value)
                     total[head] *= shrunk
@@ -168,16 +164,13 @@ def _attention(
                 divisor = np.nan
             for place in range(head * width, (head + 1) * width):
                 out[row, place] = row_sum[place] / divisor + bias[place]
-            kept[row, head, LOG_SUM] = 0.0 if first == last else largest[head] + math.log(divisor)
-            kept[row, head, FEWER] = 0.0
-            if score.kind == _ADDITIVE:
-                kept[row, head, FEWER] = 1.0 if 2 * positive[head] <= last - first else -1.0
+            log_sums[row, head] = 0.0 if first == last else largest[head] + math.log(divisor)
 
 
 @kernel
 def _of_destinations(
     begin: int, end: int, rows_per_block: int, edges: _Edges, operands: _Operands,
-    grad: np.ndarray, products: np.ndarray, score: _Score, mask: _Mask, of_right: np.ndarray,
+    grad: _Gradient, score: _Score, mask: _Mask, of_right: np.ndarray,
     of_vector: np.ndarray,
 ) -> None:  # fmt: skip
     """Blocks ``[begin, end)`` of rows; ``of_vector`` has a row for each block."""
@@ -196,9 +189,7 @@ def _of_destinations(
                 if mask.threshold > 0 and head % 4 == 0:
                     draws = philox(edge, head // 4, ATTENTION_STREAM, mask.key)
                 keep = _keep_of(draws, head, mask)
-                _, of_score = _weight_and_gradient(
-                    source, row, head, keep, operands, grad, products, score
-                )
+                _, of_score = _weight_and_gradient(source, row, head, keep, operands, grad, score)
                 if score.kind == _ADDITIVE:
                     pre = operands.left[source, head] + operands.right[row, head]
                     row_sum[head] += of_score * _act_slope(pre, slope)
@@ -216,9 +207,8 @@ def _of_destinations(
 
 @kernel
 def _of_sources(
-    begin: int, end: int, edges: _Edges, operands: _Operands, grad: np.ndarray,
-    products: np.ndarray, score: _Score, mask: _Mask, left_is_values: bool, of_values: np.ndarray,
-    of_left: np.ndarray,
+    begin: int, end: int, edges: _Edges, operands: _Operands, grad: _Gradient, score: _Score,
+    mask: _Mask, left_is_values: bool, of_values: np.ndarray, of_left: np.ndarray,
 ) -> None:  # fmt: skip
     """Rows ``[begin, end)``; ``of_left`` is left alone where scores are made of the values."""
     heads, width = score.heads, score.width
@@ -237,11 +227,11 @@ def _of_sources(
                     draws = philox(edge, head // 4, ATTENTION_STREAM, mask.key)
                 keep = _keep_of(draws, head, mask)
                 weight, of_score = _weight_and_gradient(
-                    row, destination, head, keep, operands, grad, products, score
+                    row, destination, head, keep, operands, grad, score
                 )
                 weight *= keep
                 for place in range(head * width, (head + 1) * width):
-                    values_sum[place] += weight * grad[destination, place]
+                    values_sum[place] += weight * grad.rows[destination, place]
                 if score.kind == _ADDITIVE:
                     pre = operands.left[row, head] + operands.right[destination, head]
                     left_sum[head] += of_score * _act_slope(pre, score.slope)
@@ -278,79 +268,63 @@ def _attention_cpu(
     number, num_dst = computed_in(values.dtype), len(entries.indptr) - 1
     _, heads, width = values.shape
     entries, out = _contiguous(entries), torch.empty(num_dst, heads * width, dtype=number)
-    kept = torch.empty(num_dst, heads, 2, dtype=number)
+    log_sums = torch.empty(num_dst, heads, dtype=number)
     added = torch.zeros(heads * width, dtype=number) if bias is None else bias
     parallel.run(
         _attention, num_dst, _GRAIN, _edges(entries), _operands(operands), _flat(added, number),
-        _score(score, heads, width), _mask(key, score), out.numpy(), kept.numpy(),
+        _score(score, heads, width), _mask(key, score), out.numpy(), log_sums.numpy(),
     )  # fmt: skip
-    return out.view(num_dst, heads, width).to(values.dtype), kept
+    return out.view(num_dst, heads, width).to(values.dtype), log_sums
 
 
-@attention_products_op.cpu
-def _attention_products_cpu(
-    grad: Tensor, out: Tensor, sums: Tensor, right: Tensor | None, bias: Tensor | None
-) -> Tensor:
-    number = sums.dtype
-    attended = out.to(number) if bias is None else out.to(number) - bias.to(number)
-    log_sums, fewer = sums.unbind(2)
-    rights = torch.zeros_like(log_sums) if right is None else right
-    return torch.stack((rights, log_sums, (grad.to(number) * attended).sum(2), fewer), 2)
-
-
-@attention_of_destinations_op.cpu
-def _attention_of_destinations_cpu(
-    entries: Entries,
+@attention_backward_op.cpu
+def _attention_backward_cpu(
+    by_destination: Entries,
+    by_source: Entries,
     operands: AttentionOperands,
+    bias: Tensor | None,
     grad: Tensor,
-    products: Tensor,
+    out: Tensor,
+    log_sums: Tensor,
     key: Tensor | None,
     score: AttentionScore,
 ) -> list[Tensor]:
-    values, _, right, vector = operands
+    values, left, right, vector = operands
     number, num_dst = computed_in(values.dtype), len(right)
-    _, heads, width = values.shape
+    num_src, heads, width = values.shape
+    attended = out.to(number) if bias is None else out.to(number) - bias.to(number)
+    products = (grad.to(number) * attended).sum(2)
+    of_out = _Gradient(_matrix(grad, number), log_sums.detach().numpy(), products.detach().numpy())
+    shared = _operands(operands), of_out, _score(score, heads, width), _mask(key, score)
+
     # Of the rows alone and not of the threads: so is the order in which sums are taken.
     rows_per_block = max(_GRAIN, -(-num_dst // _MAX_BLOCKS))
     blocks = -(-num_dst // rows_per_block)
-    entries = _contiguous(entries)
+    entries = _contiguous(by_destination)
     of_right = torch.empty(num_dst, right.shape[1:].numel(), dtype=number)
     of_vector = np.zeros((blocks if vector is not None else 0, heads * width))
     parallel.run(
-        _of_destinations, blocks, 1, rows_per_block, _edges(entries), _operands(operands),
-        _matrix(grad, number), products.detach().contiguous().numpy(),
-        _score(score, heads, width), _mask(key, score), of_right.numpy(), of_vector,
+        _of_destinations, blocks, 1, rows_per_block, _edges(entries), *shared, of_right.numpy(),
+        of_vector,
     )  # fmt: skip
-    gradients = [of_right.view(right.shape).to(right.dtype)]
-    if vector is not None:
-        # By NumPy, which has no threads.
-        summed = torch.from_numpy(of_vector.sum(0)).view(vector.shape)
-        gradients.append(summed.to(vector.dtype))
-    return gradients
 
-
-@attention_of_sources_op.cpu
-def _attention_of_sources_cpu(
-    entries: Entries,
-    operands: AttentionOperands,
-    grad: Tensor,
-    products: Tensor,
-    key: Tensor | None,
-    score: AttentionScore,
-) -> list[Tensor]:
-    values, left = operands.values, operands.left
-    number = computed_in(values.dtype)
-    num_src, heads, width = values.shape
-    entries = _contiguous(entries)
+    entries = _contiguous(by_source)
     of_values = torch.empty(num_src, heads * width, dtype=number)
     of_left = torch.empty(0, 0) if left is None else left.new_empty(left.shape, dtype=number)
     parallel.run(
-        _of_sources, num_src, _GRAIN, _edges(entries), _operands(operands), _matrix(grad, number),
-        products.detach().contiguous().numpy(), _score(score, heads, width), _mask(key, score),
-        left is None, of_values.numpy(), _matrix(of_left, number),
+        _of_sources, num_src, _GRAIN, _edges(entries), *shared, left is None, of_values.numpy(),
+        _matrix(of_left, number),
     )  # fmt: skip
-    gradients = [of_values.view(values.shape).to(values.dtype)]
-    return gradients if left is None else [*gradients, of_left.to(left.dtype)]
+
+    found = [of_values.view(values.shape).to(values.dtype)]
+    if left is not None:
+        found.append(of_left.to(left.dtype))
+    found.append(of_right.view(right.shape).to(right.dtype))
+    if vector is not None:
+        # By NumPy, which has no threads.
+        summed = torch.from_numpy(of_vector.sum(0)).view(vector.shape)
+        found.append(summed.to(vector.dtype))
+    return found
 
 
 def _contiguous(entries: Entries) -> Entries:

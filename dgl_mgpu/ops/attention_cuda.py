@@ -6,6 +6,7 @@ import functools
 import math
 import struct
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,11 +17,10 @@ from dgl_mgpu.ops.attention import (
     AttentionOperands,
     AttentionScore,
     Entries,
-    attention_of_destinations_op,
-    attention_of_sources_op,
+    attention_backward_op,
     attention_op,
-    attention_products_op,
     computed_in,
+    gradients,
     outputs,
 )
 from dgl_mgpu.ops.device import Kernel, c_type
@@ -31,6 +31,8 @@ _WARPS = _THREADS // 32
 _LANES = 32
 #: Columns of a lane up to which it has more of them so that a warp has all heads; and at most.
 _FEW_COLUMNS, _MOST_VECTORS = 8, 4
+#: For rounding, of a bound.
+_MARGIN = 1.01
 _FORWARD, _DESTINATIONS, _SOURCES = "Forward", "Destinations", "Sources"
 
 
@@ -56,7 +58,10 @@ def _lanes(heads: int, width: int, dtype: torch.dtype, alignment: int) -> tuple[
     vector = math.gcd(width * item, VECTOR_BYTES, alignment) // item
     vectors, together = -(-width // vector), min(_LANES, _power_of_2(heads))
     lanes = min(_LANES, _power_of_2(vectors))
-    while lanes > 1 and lanes * together > _LANES and 2 * vector * vectors <= _FEW_COLUMNS * lanes:
+    while lanes > 1 and lanes * together > _LANES:
+        more = _power_of_2(-(-vectors // (lanes // 2)))
+        if more > _MOST_VECTORS or more * vector > _FEW_COLUMNS:
+            break
         lanes //= 2
     return vector, _power_of_2(-(-vectors // lanes)), lanes, min(together, _LANES // lanes)
 
@@ -85,12 +90,12 @@ def _plan(
             f"pass at most {_MOST_VECTORS * _LANES * vector}",
         )
     columns = vector * vectors
-    if kernel_pass == _FORWARD:
-        state = columns + 2 + (score == "Additive")
-    elif score == "Additive":
-        state = 1 + columns * (kernel_pass == _SOURCES)
-    else:
-        state = columns * (2 if kernel_pass == _SOURCES and score == "Dot" else 1)
+    behind = {
+        (_FORWARD, score): 2,
+        (_SOURCES, "Additive"): 1,
+        (_SOURCES, "Dot"): columns,
+    }.get((kernel_pass, score), 0)
+    state = columns + behind
     types = (
         f"{c_type(id_dtype)}, {ELEMENTS[dtype]}, dgl_mgpu::{score}, dgl_mgpu::{kernel_pass},"
         f" {'true' if drops else 'false'}, {vector}, {vectors}, {lanes}, {together}"
@@ -104,15 +109,23 @@ def _plan(
     return _Plan(attend, join, tiles, part_bytes)
 
 
+class _Outputs(NamedTuple):
+    """What a pass writes, as ``kernels/attention.cu`` names it."""
+
+    out: Tensor | None = None
+    left_out: Tensor | None = None
+    numbers: Tensor | None = None
+    right_sums: Tensor | None = None
+    right_bad: Tensor | None = None
+
+
 def _launch(
     kernel_pass: str,
     entries: Entries,
     operands: AttentionOperands,
     key: Tensor | None,
     score: AttentionScore,
-    out: Tensor | None = None,
-    left_out: Tensor | None = None,
-    numbers: Tensor | None = None,
+    written: _Outputs,
     bias: Tensor | None = None,
     grad: Tensor | None = None,
     products: Tensor | None = None,
@@ -123,24 +136,22 @@ def _launch(
     assert indices is not None
     values, left, right, vector = operands
     device, (_, heads, width) = values.device, values.shape
-    rows = (values, left, right, vector, bias, grad, out, left_out)
-    alignment = VECTOR_BYTES
-    for tensor in rows:
-        if tensor is not None and tensor.dtype == values.dtype and tensor.dim() > 1:
-            alignment = math.gcd(alignment, tensor.data_ptr())
     kind = {"additive": "Additive", "dynamic": "Dynamic"}.get(score.kind)
     kind = kind or ("DotOfValues" if left is None else "Dot")
+    rows = [values, vector, bias, grad, written.out, written.left_out]
+    rows += [] if kind == "Additive" else [left, right]
     plan = _plan(
-        kernel_pass, kind, key is not None, indptr.dtype, values.dtype, heads, width, alignment
-    )
+        kernel_pass, kind, key is not None, indptr.dtype, values.dtype, heads, width,
+        _alignment(*rows),
+    )  # fmt: skip
     num_rows = indptr.shape[0] - 1
     share_bytes = 8 + 2 * plan.part_bytes
     row_bytes = heads * width * values.itemsize
     most = max_shares(share_bytes, num_rows * row_bytes)
     share, num_shares = shares(num_rows + len(indices), row_bytes, device, most=most)
-    shares_of_vector = None
+    shares_of_vector, numbers = None, written.numbers
     if vector is not None and kernel_pass == _DESTINATIONS:
-        numbers = shares_of_vector = torch.zeros(
+        numbers = shares_of_vector = torch.empty(
             num_shares, heads, width, dtype=computed_in(values.dtype), device=device
         )
     scratch = torch.empty(num_shares * share_bytes, dtype=torch.uint8, device=device)
@@ -148,14 +159,21 @@ def _launch(
     request = gpu.struct(
         indptr, indices, eids, values, left, right, vector, bias, grad, products, key,
         int(score.dropout * 2**32), _bits(1 / (1 - score.dropout)), _bits(score.slope),
-        _bits(score.scale), out, left_out, numbers, num_rows, heads, width, plan.tiles, share,
-        num_shares, open_rows + 8 * num_shares, open_rows,
+        _bits(score.scale), written.out, written.left_out, numbers, written.right_sums,
+        written.right_bad, num_rows, heads, width, plan.tiles, share, num_shares,
+        open_rows + 8 * num_shares, open_rows,
     )  # fmt: skip
     warps = num_shares * plan.tiles
     plan.attend(-(-warps // _WARPS), _THREADS, request, device=device)
-    if num_shares > 2:  # two are done by the first of them
+    if num_shares > 2:  # what two have of a row is done by the first of them
         plan.join(warps, _THREADS, request, device=device)
     return shares_of_vector
+
+
+def _alignment(*tensors: Tensor | None) -> int:
+    """Bytes of which all tensors' addresses are multiples, at most those of a vector."""
+    addresses = (0 if tensor is None else tensor.data_ptr() for tensor in tensors)
+    return math.gcd(VECTOR_BYTES, *addresses)
 
 
 def _bits(value: float) -> int:
@@ -172,10 +190,65 @@ def _attention(
     key: Tensor | None,
     score: AttentionScore,
 ) -> tuple[Tensor, Tensor]:
-    out, sums = outputs(entries, operands)
+    out, log_sums = outputs(entries, operands)
     if out.numel():
-        _launch(_FORWARD, entries, operands, key, score, out, numbers=sums, bias=bias)
-    return out, sums
+        written = _Outputs(out, numbers=log_sums)
+        _launch(_FORWARD, entries, operands, key, score, written, bias)
+    return out, log_sums
+
+
+@attention_backward_op.cuda
+def _attention_backward(
+    by_destination: Entries,
+    by_source: Entries,
+    operands: AttentionOperands,
+    bias: Tensor | None,
+    grad: Tensor,
+    out: Tensor,
+    log_sums: Tensor,
+    key: Tensor | None,
+    score: AttentionScore,
+) -> list[Tensor]:
+    found = gradients(operands)
+    if not grad.numel() or not operands.values.numel():
+        return [tensor.zero_() for tensor in found]
+    of_values, *others = found
+    of_left = None if operands.left is None else others.pop(0)
+    of_right, *of_vector = others
+    is_additive = score.kind == "additive"
+    largest, sums, bad = None, None, None
+    if is_additive:
+        largest = _largest_values(operands.values, by_source.indptr)
+        sums = torch.zeros(of_right.shape, dtype=torch.int64, device=grad.device)
+        bad = torch.zeros(of_right.shape, dtype=torch.uint8, device=grad.device)
+    products = _products(grad, out, log_sums, operands, bias, score, largest)
+    if not is_additive:
+        shares_of_vector = _launch(
+            _DESTINATIONS, by_destination, operands, key, score, _Outputs(of_right), None, grad,
+            products,
+        )  # fmt: skip
+        for tensor in of_vector:
+            assert shares_of_vector is not None
+            tensor.copy_(shares_of_vector.sum(0))
+    written = _Outputs(of_values, None, of_left, sums, bad)
+    if not is_additive:
+        written = _Outputs(of_values, of_left)
+    _launch(_SOURCES, by_source, operands, key, score, written, None, grad, products)
+    if is_additive:
+        name = "double" if of_right.dtype == torch.float64 else "float"
+        kernel, count = Kernel("attention.cu", f"dgl_mgpu::scale_sums<{name}>"), of_right.numel()
+        blocks = -(-count // _THREADS)
+        kernel(blocks, _THREADS, sums, bad, products, of_right, count, device=grad.device)
+    return found
+
+
+def _largest_values(values: Tensor, indptr: Tensor) -> Tensor:
+    """The size of the largest value of sources that have edges, of each head, shape (heads,)."""
+    number, inf = computed_in(values.dtype), float("inf")
+    sizes = torch.linalg.vector_norm(values, inf, dim=-1, dtype=number)
+    # Others may hold anything: rows of padding.  What is not finite is noticed edge by edge.
+    sizes.masked_fill_((indptr.diff() == 0).unsqueeze(1), 0)
+    return sizes.nan_to_num_(0, 0, 0).amax(0)
 
 
 @functools.lru_cache(maxsize=256)
@@ -187,63 +260,24 @@ def _products_kernel(dtype: torch.dtype, width: int, alignment: int) -> tuple[Ke
     return Kernel("attention.cu", name), lanes
 
 
-@attention_products_op.cuda
-def _attention_products(
-    grad: Tensor, out: Tensor, sums: Tensor, right: Tensor | None, bias: Tensor | None
+def _products(
+    grad: Tensor,
+    out: Tensor,
+    log_sums: Tensor,
+    operands: AttentionOperands,
+    bias: Tensor | None,
+    score: AttentionScore,
+    largest: Tensor | None,
 ) -> Tensor:
+    """What passes backward read of destinations, shape (num_dst, heads, 4)."""
     num_dst, heads, width = grad.shape
-    products = sums.new_empty(num_dst, heads, 4)
-    if not products.numel():
-        return products
-    alignment = VECTOR_BYTES
-    for tensor in (grad, out, bias):
-        alignment = alignment if tensor is None else math.gcd(alignment, tensor.data_ptr())
-    kernel, lanes = _products_kernel(grad.dtype, width, alignment)
+    products = log_sums.new_empty(num_dst, heads, 4)
+    kernel, lanes = _products_kernel(grad.dtype, width, _alignment(grad, out, bias))
     count = num_dst * heads
+    kept = 1 / (1 - score.dropout)
     kernel(
-        -(-count * lanes // _THREADS), _THREADS, grad, out, sums, right, bias, products, count,
-        heads, width, device=grad.device,
+        -(-count * lanes // _THREADS), _THREADS, grad, out, log_sums,
+        None if largest is None else operands.right, largest, bias, products, count, heads, width,
+        _MARGIN * kept * max(1.0, abs(score.slope)), device=grad.device,
     )  # fmt: skip
     return products
-
-
-@attention_of_destinations_op.cuda
-def _attention_of_destinations(
-    entries: Entries,
-    operands: AttentionOperands,
-    grad: Tensor,
-    products: Tensor,
-    key: Tensor | None,
-    score: AttentionScore,
-) -> list[Tensor]:
-    right, vector = operands.right, operands.vector
-    of_right = torch.empty_like(right)
-    if not grad.numel():
-        return [of_right.zero_(), *([] if vector is None else [torch.zeros_like(vector)])]
-    out, numbers = (None, of_right) if score.kind == "additive" else (of_right, None)
-    of_vector = _launch(
-        _DESTINATIONS, entries, operands, key, score, out, numbers=numbers, grad=grad,
-        products=products,
-    )  # fmt: skip
-    return [of_right] if of_vector is None else [of_right, of_vector.sum(0).to(right.dtype)]
-
-
-@attention_of_sources_op.cuda
-def _attention_of_sources(
-    entries: Entries,
-    operands: AttentionOperands,
-    grad: Tensor,
-    products: Tensor,
-    key: Tensor | None,
-    score: AttentionScore,
-) -> list[Tensor]:
-    values, left = operands.values, operands.left
-    of_values, of_left = torch.empty_like(values), None if left is None else torch.empty_like(left)
-    if not values.numel():
-        return [of_values, *([] if of_left is None else [of_left.zero_()])]
-    left_out, numbers = (None, of_left) if score.kind == "additive" else (of_left, None)
-    _launch(
-        _SOURCES, entries, operands, key, score, of_values, left_out, numbers, grad=grad,
-        products=products,
-    )  # fmt: skip
-    return [of_values, *([] if of_left is None else [of_left])]

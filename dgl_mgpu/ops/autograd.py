@@ -31,7 +31,8 @@ def differentiable_once(what: str, fix: str) -> Callable[[Backward], Backward]:
                 results = backward(ctx, *gradients)
             if not torch.is_grad_enabled():  # no second derivative can follow
                 return results
-            read = [tensor for tensor in (*gradients, *ctx.saved_tensors) if tensor.requires_grad]
+            tensors = (*gradients, *ctx.saved_tensors)
+            read = [tensor for tensor in tensors if tensor is not None and tensor.requires_grad]
             places = [place for place, tensor in enumerate(results) if tensor is not None]
             guarded = list(results)
             outputs = _Once.apply((what, fix), len(places), *(results[p] for p in places), *read)

@@ -40,6 +40,8 @@ SAMPLE_STREAM = 0
 WALK_STREAM = 1 << 31
 #: Fourth counter words of negative sampling, of edges and of destinations, are these plus the try.
 NEGATIVE_EDGE_STREAM, NEGATIVE_DESTINATION_STREAM = 1 << 29, 1 << 30
+#: Fourth counter word of the weights that attention drops; the block is the head's, of four.
+ATTENTION_STREAM = 1 << 27
 
 _MULTIPLIER_0 = np.uint64(0xD2511F53)
 _MULTIPLIER_1 = np.uint64(0xCD9E8D57)

@@ -28,6 +28,7 @@ _ARGUMENTS = {
         "kVectors": ("1", "2", "4"),
         "kLanes": ("32", "16", "8", "4", "2", "1"),
         "kHeads": ("1", "2", "4", "8", "16", "32"),
+        "Result": ("float", "double"),
     },
     "copy_list.cu": {"kItems": ("16", "48")},
     "gather.cu": {

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import torch
 from dgl.graphbolt.base import ORIGINAL_EDGE_ID, CSCFormatBase
 from dgl.graphbolt.impl.fused_csc_sampling_graph import FusedCSCSamplingGraph
 from dgl.graphbolt.impl.sampled_subgraph_impl import SampledSubgraphImpl

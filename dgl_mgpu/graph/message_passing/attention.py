@@ -20,12 +20,10 @@ from dgl_mgpu.ops.attention import (
     AttentionScore,
     Entries,
     attention,
+    attention_backward,
     attention_forward,
     check_attention,
     computed_in,
-    gradient_products,
-    gradients_of_destinations,
-    gradients_of_sources,
 )
 from dgl_mgpu.ops.attention_cuda import can_attend
 from dgl_mgpu.ops.autograd import differentiable_once
@@ -126,9 +124,8 @@ def of_rows(
     """:func:`dgl_mgpu.ops.attention.attention` along a relation's edges."""
     with torch.autocast(values.device.type, enabled=False):
         return attention(
-            Entries(*relation.csc()), values, left, right, score=score,
-            by_source=lambda: Entries(*relation.csr()), **options,
-        )  # fmt: skip
+            *relation.csc(), values, left, right, score=score, by_source=relation.csr, **options
+        )
 
 
 class _Pass(NamedTuple):
@@ -168,28 +165,32 @@ class _Additive(torch.autograd.Function):
         operands = AttentionOperands(sources, left, right, None)
         entries = Entries(*relation.csc())
         check_attention(entries, operands, bias, score.kind, score.dropout)
-        out, sums = attention_forward(entries, operands, bias, key, score)
+        out, log_sums = attention_forward(entries, operands, bias, key, score)
         ctx.request = request
         ctx.save_for_backward(
-            key, sources, destinations, attn_l, attn_r, bias, left, right, out, sums
+            key, sources, destinations, attn_l, attn_r, bias, left, right, out, log_sums
         )
         return out
 
     @staticmethod
     @differentiable_once("attention", "compose it of dgl.ops")
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        key, sources, destinations, attn_l, attn_r, bias, left, right, out, sums = ctx.saved_tensors
+        key, sources, destinations, attn_l, attn_r, bias, left, right, *outs = ctx.saved_tensors
         relation, score = ctx.request
         grad = grad.contiguous()
         operands = AttentionOperands(sources, left, right, None)
-        products = gradient_products(grad, out, sums, operands, bias, score)
-        (of_right,) = gradients_of_destinations(
-            Entries(*relation.csc()), operands, grad, products, key, score
-        )
-        of_sources, of_left = gradients_of_sources(
-            Entries(*relation.csr()), operands, grad, products, key, score
+        of_sources, of_left, of_right, _ = attention_backward(
+            Entries(*relation.csc()),
+            Entries(*relation.csr()),
+            operands,
+            bias,
+            grad,
+            *outs,
+            key,
+            score,
         )
         dtype = sources.dtype
+        assert of_left is not None
         of_left, of_right = of_left.to(dtype), of_right.to(dtype)
         of_sources.addcmul_(of_left.unsqueeze(-1), attn_l)
         of_attn_l, of_destinations = _summed(of_left, sources), None

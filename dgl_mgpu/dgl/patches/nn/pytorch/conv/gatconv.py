@@ -1,4 +1,4 @@
-"""GATConv in one pass; with residuals where there is no node: on a rank, or of a type in a block."""
+"""GATConv in one pass; with residuals where there is no node: on a rank, or of some type."""
 
 from __future__ import annotations
 

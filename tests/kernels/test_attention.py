@@ -1,0 +1,214 @@
+"""The CUDA kernels of attention, against the CPU's operator in float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from dgl_mgpu.errors import InvalidInputError
+from dgl_mgpu.ops import transpose
+from dgl_mgpu.ops.attention import (
+    AttentionOperands,
+    AttentionScore,
+    Entries,
+    attention_backward,
+    attention_forward,
+    computed_in,
+)
+from dgl_mgpu.ops.attention_cuda import _attention, _attention_backward, can_attend
+
+KINDS = ("additive", "dynamic", "dot", "dot of values")
+NUM_SRC = 90
+
+
+def degrees(kind: str) -> list[int]:
+    random = np.random.default_rng(1)
+    return {
+        "skewed": (3 * random.random(150) ** (-1 / 1.5)).astype(int).clip(max=900).tolist(),
+        "a hub": [3, 0, 3000, 0, 1, 2],
+        "mostly empty": [2 if i % 150 == 0 else 0 for i in range(900)],
+        "one entry": [1],
+        "at bounds": [63, 63, 0, 127, 64, 0, 0, 191, 63, 0, 300],
+    }[kind]
+
+
+def entries_of(lengths: list[int], ids: torch.dtype, shuffled: bool) -> tuple[Entries, Entries]:
+    """By destination and by source."""
+    indptr = torch.tensor([0, *np.cumsum(lengths)]).to(ids)
+    count = int(indptr[-1])
+    # Some sources have no edges.
+    indices = torch.randint(NUM_SRC - 5, (count,)).to(ids)
+    eids = torch.randperm(count).to(ids) if shuffled else None
+    return Entries(indptr, indices, eids), Entries(*transpose(indptr, indices, eids, NUM_SRC))
+
+
+def operands_of(
+    kind: str, num_dst: int, heads: int, width: int, dtype: torch.dtype
+) -> AttentionOperands:
+    def random(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
+        return torch.randn(shape).to(dtype)
+
+    values, number = random(NUM_SRC, heads, width), computed_in(dtype)
+    if kind == "additive":
+        left, right = random(NUM_SRC, heads, dtype=number), random(num_dst, heads, dtype=number)
+        return AttentionOperands(values, left, right, None)
+    left = random(NUM_SRC, heads, width) if kind == "dot" else None
+    vector = random(heads, width) if kind == "dynamic" else None
+    return AttentionOperands(values, left, random(num_dst, heads, width), vector)
+
+
+def moved(tensors: Any, where: torch.device) -> Any:
+    return type(tensors)(*(None if it is None else it.to(where) for it in tensors))
+
+
+def widened(tensors: Any) -> Any:
+    return type(tensors)(*(None if it is None else it.double() for it in tensors))
+
+
+def check(
+    where: torch.device,
+    kind: str,
+    lengths: list[int],
+    heads: int = 2,
+    width: int = 8,
+    dtype: torch.dtype = torch.float32,
+    ids: torch.dtype = torch.int32,
+    *,
+    shuffled: bool = False,
+    biased: bool = True,
+    dropout: float = 0.0,
+    rounding: float = 1e-4,
+) -> None:
+    """Compare the output and all gradients, with regard to what they are sums of."""
+    torch.manual_seed(0)
+    by_destination, by_source = entries_of(lengths, ids, shuffled)
+    operands = operands_of(kind, len(lengths), heads, width, dtype)
+    bias = torch.randn(heads, width).to(dtype) if biased else None
+    grad = torch.randn(len(lengths), heads, width).to(dtype)
+    key = torch.tensor([123456789]) if dropout else None
+    score = AttentionScore(kind.partition(" ")[0], 0.2, 0.3, dropout)
+    wide = None if bias is None else bias.double()
+    expected, log_sums = attention_forward(by_destination, widened(operands), wide, key, score)
+
+    at = [moved(it, where) for it in (by_destination, by_source, operands)]
+    bias, grad, key = (None if it is None else it.to(where) for it in (bias, grad, key))
+    out, found_sums = _attention(*at[0], *at[2], bias, key, *score)
+    assert out.dtype == dtype
+    close(out, expected, rounding)
+    close(found_sums, log_sums, rounding)
+
+    # Of the output as it was rounded.
+    gradients = attention_backward(
+        by_destination, by_source, widened(operands), wide, grad.cpu().double(),
+        out.cpu().double(), log_sums, key if key is None else key.cpu(), score,
+    )  # fmt: skip
+    results = iter(
+        _attention_backward(*at[0], *at[1], *at[2], bias, grad, out, found_sums, key, *score)
+    )
+    for operand, gradient in zip(operands, gradients, strict=True):
+        if operand is not None:
+            result = next(results)
+            assert result.dtype == operand.dtype
+            close(result, gradient, 4 * rounding)
+
+
+def close(found: Tensor, expected: Tensor, rounding: float, size: float = 1.0) -> None:
+    largest = max(size, float(expected.abs().max())) if expected.numel() else size
+    torch.testing.assert_close(
+        found.cpu().double(), expected.double(), rtol=rounding, atol=rounding * largest
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("lengths", ["skewed", "a hub", "mostly empty", "one entry", "at bounds"])
+def test_rows_of_any_length(where, kind, lengths):
+    check(where, kind, degrees(lengths))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("heads", "width", "dtype", "ids", "rounding"),
+    [
+        (1, 47, torch.float32, torch.int64, 1e-4),
+        (4, 64, torch.float32, torch.int32, 1e-4),
+        (3, 7, torch.float64, torch.int32, 1e-10),
+        (8, 33, torch.float32, torch.int32, 1e-4),
+        (1, 200, torch.float32, torch.int32, 1e-4),
+        (5, 16, torch.bfloat16, torch.int32, 8e-3),
+        (4, 64, torch.float16, torch.int64, 1e-3),
+        (40, 1, torch.float32, torch.int32, 1e-4),
+    ],
+)
+def test_shapes_and_dtypes(where, kind, heads, width, dtype, ids, rounding):
+    lengths = degrees("skewed")[:40] + [300]
+    check(where, kind, lengths, heads, width, dtype, ids, shuffled=True, rounding=rounding)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_are_dropped_as_on_the_cpu(where, kind):
+    check(where, kind, degrees("at bounds"), 6, 4, shuffled=True, biased=False, dropout=0.3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("lengths", [[], [0, 0, 0]])
+def test_no_edges(where, kind, lengths):
+    check(where, kind, lengths)
+
+
+def backward_of_additive(where, operands, grad, lengths):
+    """Gradients, and those of the CPU in float64, on the same edges each time."""
+    torch.manual_seed(1)
+    by_destination, by_source = entries_of(lengths, torch.int32, False)
+    at = [moved(it, where) for it in (by_destination, by_source, operands)]
+    score = AttentionScore("additive", 0.2, 1.0, 0.0)
+    grad = grad.to(where)
+    out, log_sums = _attention(*at[0], *at[2], None, None, *score)
+    args = (*at[0], *at[1], *at[2], None, grad, out, log_sums, None, *score)
+    found = [it.cpu() for it in _attention_backward(*args)]
+    wide = widened(operands)
+    exact, sums = attention_forward(by_destination, wide, None, None, score)
+    expected = attention_backward(
+        by_destination, by_source, wide, None, grad.cpu().double(), exact, sums, None, score
+    )
+    return found, expected
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-12, 1e12, 1e25])
+def test_gradients_of_any_size(where, scale):
+    """Sums of integers have units of their own."""
+    torch.manual_seed(0)
+    lengths = degrees("at bounds")
+    operands = operands_of("additive", len(lengths), 2, 8, torch.float32)
+    grad = scale * torch.randn(len(lengths), 2, 8)
+    found, expected = backward_of_additive(where, operands, grad, lengths)
+    close(found[2], expected.right, 4e-4, size=0)
+
+
+def test_gradients_that_are_not_finite_stay_with_their_destination(where):
+    torch.manual_seed(0)
+    lengths = degrees("at bounds")
+    operands = operands_of("additive", len(lengths), 2, 8, torch.float32)
+    grad = torch.randn(len(lengths), 2, 8)
+    grad[3, 1, 2], grad[4, 0, 1] = float("nan"), float("inf")
+    # Nodes without edges may hold anything.
+    operands.values[NUM_SRC - 3 :] = float("nan")
+    operands.values[NUM_SRC - 2 :] = 1e38
+    (_, _, of_right), _ = backward_of_additive(where, operands, grad, lengths)
+    grad[3, 1], grad[4, 0] = 0, 0
+    (_, _, others), expected = backward_of_additive(where, operands, grad, lengths)
+    bad = torch.zeros(len(lengths), 2, dtype=torch.bool)
+    bad[3, 1] = bad[4, 0] = True
+    assert torch.equal(of_right.isnan(), bad)
+    assert torch.equal(of_right[~bad], others[~bad])
+    close(others, expected.right, 4e-4)
+
+
+def test_rows_that_are_too_wide(where):
+    assert can_attend(1, 512, torch.float32)
+    assert not can_attend(1, 516, torch.float32)
+    with pytest.raises(InvalidInputError, match="516 columns"):
+        check(where, "dot", [3, 4], 1, 516)
