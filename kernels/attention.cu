@@ -122,11 +122,13 @@ struct Lane {
   // Rows of an entry: of what is summed, and of what its score is made of besides.
   static constexpr bool kOtherRow =
       Pass::kBySource ? !Score::kOfScalars : Score::kReadsLeft;
+  // Products of a destination are one in each of a head's lanes, if there are enough of them.
+  static constexpr bool kSpreads = kLanes >= kProducts;
+  static constexpr int kNumbers = kSpreads ? 1 : kProducts;
   // Of an entry: its rows, its numbers, and what it is.
   static constexpr int kRegisters =
       (kOtherRow ? 2 : 1) * kVectors * static_cast<int>(sizeof(Vector)) / 4 +
-      (Pass::kBySource ? static_cast<int>(kProducts) : 1) * static_cast<int>(sizeof(Number)) / 4 +
-      2;
+      (Pass::kBySource ? kNumbers : 1) * static_cast<int>(sizeof(Number)) / 4 + 2;
   static constexpr int kReads = Reads<kRowLanes, kRegisters>::kCount;
   // Of the state: sums by column, and what comes behind them.
   static constexpr int kBehind = kColumns;
@@ -148,7 +150,7 @@ struct Lane {
     Vector summed[kVectors];
     Vector scored[kVectors];
     Number number;
-    Number products[kProducts];
+    Number products[kNumbers];
     Id other;  // the node at the other end
     Id edge;
     bool active;
@@ -264,7 +266,11 @@ struct Lane {
     if constexpr (Pass::kBySource) {
       Load(request.grad, other, entry.summed);
       if constexpr (!Score::kOfScalars) Load(request.right, other, entry.scored);
-      LoadProducts(at, entry.products);
+      if constexpr (kSpreads) {
+        entry.products[0] = __ldg(request.products + at * kProducts + sub % kProducts);
+      } else {
+        LoadProducts(at, entry.products);
+      }
       return;
     }
     if constexpr (Score::kOfScalars) {
@@ -272,6 +278,13 @@ struct Lane {
     }
     Load(request.values, other, entry.summed);
     if constexpr (Score::kReadsLeft) Load(request.left, other, entry.scored);
+  }
+
+  // One of an entry's products; all lanes of the warp ask together.
+  static __device__ __forceinline__ Number ProductOf(const Entry& entry, int which) {
+    if constexpr (!kSpreads) return entry.products[which];
+    const int first = threadIdx.x % 32 / kLanes * kLanes;
+    return __shfl_sync(kAllLanes, entry.products[0], first + which);
   }
 
   // ---- Scores ----
@@ -317,7 +330,7 @@ struct Lane {
   }
   // Additive scores before the slope.
   static __device__ __forceinline__ Number Sum(const Row& row, const Entry& entry) {
-    return row.number + (Pass::kBySource ? entry.products[kRight] : entry.number);
+    return row.number + (Pass::kBySource ? ProductOf(entry, kRight) : entry.number);
   }
   // A lane's part of a score of rows.
   __device__ __forceinline__ Number PartOf(const Number (&left)[kColumns],
@@ -396,10 +409,9 @@ struct Lane {
   }
 
   // Adds an edge's part of the gradient of its destination's number.
-  __device__ __forceinline__ void AddToRight(const Entry& entry, Number change) const {
+  __device__ __forceinline__ void AddToRight(const Entry& entry, Number units) const {
     if (request.right_sums == nullptr || sub != 0 || !has_head) return;
     const int64 at = static_cast<int64>(entry.other) * request.heads + head;
-    const Number units = change * entry.products[kPerUnit];
     if (fabs(units) <= static_cast<Number>(kLargestSum)) {
       atomicAdd(request.right_sums + at, static_cast<uint64>(static_cast<int64>(units)));
     } else {
@@ -420,15 +432,17 @@ struct Lane {
       of_score = Scaled(Total(PartOf(left, right)));
     }
     const Number product = Total(Product(row.summed, summed));
+    const Number log_sum = Pass::kBySource ? ProductOf(entry, kLogSum) : row.log_sum;
+    const Number of_row = Pass::kBySource ? ProductOf(entry, kProduct) : row.product;
+    Number per_unit = 0;
+    if constexpr (Pass::kBySource && Score::kOfScalars) per_unit = ProductOf(entry, kPerUnit);
     if (!entry.active) return;
-    const Number log_sum = Pass::kBySource ? entry.products[kLogSum] : row.log_sum;
-    const Number of_row = Pass::kBySource ? entry.products[kProduct] : row.product;
     const Number weight = exponential_of(of_score - log_sum), kept = KeptOf(entry);
     const Number change = weight * (kept * product - of_row);  // of the score
     if constexpr (Score::kOfScalars) {
       const Number of_sum = change * Slope(sum);
       state[kOfLeft] += of_sum;
-      AddToRight(entry, of_sum);
+      AddToRight(entry, of_sum * per_unit);
     }
     const Number scaled = change * static_cast<Number>(request.scale);
 #pragma unroll
@@ -704,7 +718,7 @@ __global__ void __launch_bounds__(kThreads)
     multiply_gradients(const Element* grad, const Element* out,
                        const typename Computed<Element>::Type* log_sums,
                        const typename Computed<Element>::Type* right,
-                       const typename Computed<Element>::Type* largest, const Element* bias,
+                       const float* largest, const Element* bias,
                        typename Computed<Element>::Type* products, int64 count, int64 heads,
                        int64 width, double factor) {
   using Number = typename Computed<Element>::Type;
@@ -750,6 +764,37 @@ __global__ void __launch_bounds__(kThreads)
                                            : bound - bound;
 }
 
+// The size of the largest finite value of each head, of sources that have entries. Floats that are
+// not negative are in the order of their bits.
+template <typename Id, typename Element, int kVector>
+__global__ void __launch_bounds__(kThreads)
+    find_largest(const Element* values, const Id* indptr, int* largest, int64 num_rows, int64 heads,
+                 int64 width) {
+  const int64 columns = heads * width, step = static_cast<int64>(gridDim.x) * kThreads * kVector;
+  int64 at = (static_cast<int64>(blockIdx.x) * kThreads + threadIdx.x) * kVector;
+  float size = 0;
+  int64 head = -1;
+  for (; at < num_rows * columns; at += step) {
+    const int64 row = at / columns, of = (at - row * columns) / width;
+    if (of != head) {
+      if (size > 0) atomicMax(largest + head, __float_as_int(size));
+      head = of;
+      size = 0;
+    }
+    if (indptr[row] == indptr[row + 1]) continue;
+    Loaded<Element, kVector> loaded;
+    loaded.Load(values + at);
+    Element elements[kVector];
+    loaded.Unpack(elements);
+#pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      const float found = fabs(to_float(elements[i]));
+      if (found > size && found <= 0x1.fffffep127f) size = found;
+    }
+  }
+  if (size > 0) atomicMax(largest + head, __float_as_int(size));
+}
+
 // Gradients of the destinations' numbers, of their integers.
 template <typename Result>
 __global__ void __launch_bounds__(kThreads)
@@ -761,6 +806,78 @@ __global__ void __launch_bounds__(kThreads)
   Result sum = sums[at] == 0 ? Result{0} : static_cast<Result>(sums[at] / per_unit);
   if (bad[at]) sum = __uint_as_float(0x7fc00000u);
   out[at] = sum;
+}
+
+// Where numbers on the left and on the right are products of values with vectors: adds what their
+// gradients make of those of the values, and sums up by block what they make of the vectors'.
+template <typename Element, int kVector>
+__global__ void __launch_bounds__(kThreads)
+    fold_vectors(const Element* values, const typename Computed<Element>::Type* of_left,
+                 const typename Computed<Element>::Type* of_right, const Element* left_vector,
+                 const Element* right_vector, Element* of_values,
+                 typename Computed<Element>::Type* shares, int64 num_src, int64 num_dst,
+                 int64 heads, int64 width) {
+  using Number = typename Computed<Element>::Type;
+  const int64 columns = heads * width;
+  // A block takes some columns of every so many rows: several rows at a time if they are short.
+  const int64 vectors = (columns + kVector - 1) / kVector;
+  int lanes = kThreads;
+  while (lanes / 2 >= vectors) lanes /= 2;
+  const int row_of_thread = threadIdx.x / lanes, rows = kThreads / lanes;
+  __shared__ Number sums[2][kThreads * kVector];
+  for (int64 first = 0; first < vectors; first += lanes) {
+    const int64 column = (first + threadIdx.x % lanes) * kVector;
+    const bool active = column < columns;
+    const int64 head = active ? column / width : 0;
+    Number of_vectors[2][kVector], vector[2][kVector];
+#pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      of_vectors[0][i] = of_vectors[1][i] = 0;
+      vector[0][i] = active ? number(left_vector[column + i]) : Number{0};
+      vector[1][i] = active ? number(right_vector[column + i]) : Number{0};
+    }
+    for (int64 row = static_cast<int64>(blockIdx.x) * rows + row_of_thread; row < num_src && active;
+         row += static_cast<int64>(gridDim.x) * rows) {
+      const Number left = of_left[row * heads + head];
+      const Number right =
+          of_right != nullptr && row < num_dst ? of_right[row * heads + head] : Number{0};
+      Loaded<Element, kVector> loaded[2];
+      loaded[0].Load(values + row * columns + column);
+      using Part = typename Loaded<Element, kVector>::Part;
+      const Part* before = reinterpret_cast<const Part*>(of_values + row * columns + column);
+#pragma unroll
+      for (int i = 0; i < Loaded<Element, kVector>::kParts; ++i) loaded[1].parts[i] = before[i];
+      Element value[kVector], gradient[kVector];
+      loaded[0].Unpack(value);
+      loaded[1].Unpack(gradient);
+#pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        of_vectors[0][i] += left * number(value[i]);
+        of_vectors[1][i] += right * number(value[i]);
+        store(number(gradient[i]) + left * vector[0][i] + right * vector[1][i], gradient + i);
+      }
+      store_once(of_values + row * columns + column, gradient);
+    }
+    __syncthreads();  // what was there has been read
+#pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      sums[0][threadIdx.x * kVector + i] = of_vectors[0][i];
+      sums[1][threadIdx.x * kVector + i] = of_vectors[1][i];
+    }
+    __syncthreads();
+    if (row_of_thread != 0 || !active) continue;
+    for (int side = 0; side < 2; ++side) {
+      Number* to = shares + (2 * static_cast<int64>(blockIdx.x) + side) * columns + column;
+#pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        Number sum = 0;
+        for (int other = 0; other < rows; ++other) {
+          sum += sums[side][(other * lanes + threadIdx.x) * kVector + i];
+        }
+        to[i] = sum;
+      }
+    }
+  }
 }
 
 }  // namespace dgl_mgpu

@@ -16,7 +16,7 @@ from torch import Tensor
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.ops.autograd import differentiable_once
 from dgl_mgpu.ops.check import DTYPES, ID_DTYPES, check_tensor
-from dgl_mgpu.ops.library import Operator, call
+from dgl_mgpu.ops.library import Operator, Written, call
 from dgl_mgpu.ops.transpose import transpose
 
 #: Scores of an edge, of its source's and its destination's operands.
@@ -75,6 +75,13 @@ def attention_backward_op(
     score: AttentionScore,
 ) -> list[Tensor]:
     return gradients(operands)
+
+
+@Operator
+def attention_vectors_backward_op(
+    of_values: Written, values: Tensor, of_left: Tensor, of_right: Tensor | None, vectors: Tensor
+) -> Tensor:
+    return torch.empty_like(vectors)
 
 
 def computed_in(dtype: torch.dtype) -> torch.dtype:
@@ -308,3 +315,27 @@ def attention_backward(
     tensors = (*by_destination, *by_source, *operands, bias, grad, out, log_sums, key)
     found = iter(call("attention_backward", tensors, *score))
     return AttentionOperands(*(None if it is None else next(found) for it in operands))  # type: ignore[arg-type]
+
+
+def attention_vectors_backward(
+    of_values: Tensor, values: Tensor, of_left: Tensor, of_right: Tensor | None, vectors: Tensor
+) -> Tensor:
+    """Go on from gradients of additive scores' operands that are products of values with vectors.
+
+    Parameters
+    ----------
+    of_values : Tensor, shape (num_src, heads, width)
+        The gradient of the values, to which theirs is added.
+    values : Tensor, shape (num_src, heads, width)
+    of_left : Tensor, shape (num_src, heads)
+    of_right : Tensor or None, shape (num_dst, heads)
+        Of destinations that are the first of the sources.
+    vectors : Tensor, shape (2, heads, width)
+        Of the left and of the right operand.
+
+    Returns
+    -------
+    Tensor, shape (2, heads, width)
+        The gradient of the vectors.
+    """
+    return call("attention_vectors_backward", (of_values, values, of_left, of_right, vectors))

@@ -17,6 +17,7 @@ from dgl_mgpu.ops.attention import (
     Entries,
     attention_backward_op,
     attention_op,
+    attention_vectors_backward_op,
     computed_in,
 )
 from dgl_mgpu.ops.memory import inline, kernel, load_id
@@ -325,6 +326,23 @@ def _attention_backward_cpu(
         summed = torch.from_numpy(of_vector.sum(0)).view(vector.shape)
         found.append(summed.to(vector.dtype))
     return found
+
+
+@attention_vectors_backward_op.cpu
+def _attention_vectors_backward_cpu(
+    of_values: Tensor, values: Tensor, of_left: Tensor, of_right: Tensor | None, vectors: Tensor
+) -> Tensor:
+    number = computed_in(values.dtype)
+    of_vectors = torch.zeros(vectors.shape, dtype=number)
+    added = of_values.to(number)
+    for side, numbers in enumerate((of_left, of_right)):
+        if numbers is not None:
+            columns = numbers.unsqueeze(-1)
+            count = len(numbers)
+            added[:count] += columns * vectors[side].to(number)
+            of_vectors[side] = (columns * values[:count].to(number)).sum(0)
+    of_values.copy_(added)
+    return of_vectors.to(vectors.dtype)
 
 
 def _contiguous(entries: Entries) -> Entries:

@@ -19,6 +19,7 @@ from dgl_mgpu.ops.attention import (
     Entries,
     attention_backward_op,
     attention_op,
+    attention_vectors_backward_op,
     computed_in,
     gradients,
     outputs,
@@ -242,19 +243,65 @@ def _attention_backward(
     return found
 
 
+#: Blocks for a multiprocessor of kernels that go over all values once.
+_BLOCKS_A_MULTIPROCESSOR = 8
+
+
+def _blocks_over(count: int, device: torch.device) -> int:
+    """Blocks of a kernel that goes over so many vectors of values."""
+    most = _BLOCKS_A_MULTIPROCESSOR * gpu.driver.num_sms(device)
+    return max(1, min(most, -(-count // _THREADS)))
+
+
+def _vector_of(width: int, dtype: torch.dtype, *tensors: Tensor | None) -> int:
+    """Columns of a head that are read at once."""
+    return math.gcd(width * dtype.itemsize, _alignment(*tensors)) // dtype.itemsize
+
+
 def _largest_values(values: Tensor, indptr: Tensor) -> Tensor:
-    """The size of the largest value of sources that have edges, of each head, shape (heads,)."""
-    number, inf = computed_in(values.dtype), float("inf")
-    sizes = torch.linalg.vector_norm(values, inf, dim=-1, dtype=number)
-    # Others may hold anything: rows of padding.  What is not finite is noticed edge by edge.
-    sizes.masked_fill_((indptr.diff() == 0).unsqueeze(1), 0)
-    return sizes.nan_to_num_(0, 0, 0).amax(0)
+    """The size of the largest finite value of sources that have edges, of each head.
+
+    Other sources may hold anything: rows of padding.  What is not finite is noticed edge by edge.
+    """
+    num_rows, heads, width = values.shape
+    vector = _vector_of(width, values.dtype, values)
+    largest = torch.zeros(heads, dtype=torch.float32, device=values.device)
+    types = f"{c_type(indptr.dtype)}, {ELEMENTS[values.dtype]}, {vector}"
+    kernel = Kernel("attention.cu", f"dgl_mgpu::find_largest<{types}>")
+    blocks = _blocks_over(values.numel() // vector, values.device)
+    kernel(
+        blocks, _THREADS, values, indptr.contiguous(), largest, num_rows, heads, width,
+        device=values.device,
+    )  # fmt: skip
+    return largest
+
+
+@attention_vectors_backward_op.cuda
+def _attention_vectors_backward(
+    of_values: Tensor, values: Tensor, of_left: Tensor, of_right: Tensor | None, vectors: Tensor
+) -> Tensor:
+    num_src, heads, width = values.shape
+    if not values.numel():
+        return torch.zeros_like(vectors)
+    vector = _vector_of(width, values.dtype, of_values, values, vectors)
+    kernel = Kernel("attention.cu", f"dgl_mgpu::fold_vectors<{ELEMENTS[values.dtype]}, {vector}>")
+    blocks = _blocks_over(values.numel() // vector, values.device)
+    shares_of_vectors = torch.empty(
+        blocks, *vectors.shape, dtype=computed_in(values.dtype), device=values.device
+    )
+    num_dst = 0 if of_right is None else len(of_right)
+    left_vector, right_vector = vectors.contiguous()
+    kernel(
+        blocks, _THREADS, values, of_left, of_right, left_vector, right_vector, of_values,
+        shares_of_vectors, num_src, num_dst, heads, width, device=values.device,
+    )  # fmt: skip
+    return shares_of_vectors.sum(0).to(vectors.dtype)
 
 
 @functools.lru_cache(maxsize=256)
 def _products_kernel(dtype: torch.dtype, width: int, alignment: int) -> tuple[Kernel, int]:
     """The kernel, and lanes of a head."""
-    vector = math.gcd(width * dtype.itemsize, VECTOR_BYTES, alignment) // dtype.itemsize
+    vector = math.gcd(width * dtype.itemsize, alignment) // dtype.itemsize
     lanes = min(_LANES, _power_of_2(-(-width // vector)))
     name = f"dgl_mgpu::multiply_gradients<{ELEMENTS[dtype]}, {vector}, {lanes}>"
     return Kernel("attention.cu", name), lanes

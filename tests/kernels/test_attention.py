@@ -17,9 +17,15 @@ from dgl_mgpu.ops.attention import (
     Entries,
     attention_backward,
     attention_forward,
+    attention_vectors_backward,
     computed_in,
 )
-from dgl_mgpu.ops.attention_cuda import _attention, _attention_backward, can_attend
+from dgl_mgpu.ops.attention_cuda import (
+    _attention,
+    _attention_backward,
+    _attention_vectors_backward,
+    can_attend,
+)
 
 KINDS = ("additive", "dynamic", "dot", "dot of values")
 NUM_SRC = 90
@@ -144,7 +150,7 @@ def test_rows_of_any_length(where, kind, lengths):
     ],
 )
 def test_shapes_and_dtypes(where, kind, heads, width, dtype, ids, rounding):
-    lengths = degrees("skewed")[:40] + [300]
+    lengths = [*degrees("skewed")[:40], 300]
     check(where, kind, lengths, heads, width, dtype, ids, shuffled=True, rounding=rounding)
 
 
@@ -205,6 +211,36 @@ def test_gradients_that_are_not_finite_stay_with_their_destination(where):
     assert torch.equal(of_right.isnan(), bad)
     assert torch.equal(of_right[~bad], others[~bad])
     close(others, expected.right, 4e-4)
+
+
+@pytest.mark.parametrize("num_dst", [0, 30, NUM_SRC])
+@pytest.mark.parametrize(
+    ("heads", "width", "dtype", "rounding"),
+    [
+        (4, 64, torch.float32, 1e-5),
+        (3, 7, torch.float64, 1e-12),
+        (1, 600, torch.float32, 1e-5),
+        (5, 16, torch.bfloat16, 8e-3),
+    ],
+)
+def test_vectors_that_operands_are_made_of(where, heads, width, dtype, rounding, num_dst):
+    torch.manual_seed(0)
+    of_values, values = torch.randn(2, NUM_SRC, heads, width).to(dtype)
+    of_left = torch.randn(NUM_SRC, heads).to(computed_in(dtype))
+    of_right = torch.randn(num_dst, heads).to(computed_in(dtype)) if num_dst else None
+    vectors = torch.randn(2, heads, width).to(dtype)
+    tensors = of_values, values, of_left, of_right, vectors
+    expected, *others = (None if it is None else it.clone().double() for it in tensors)
+    of_vectors = attention_vectors_backward(expected, *others)
+    added = of_left.double().unsqueeze(-1) * vectors[0].double()
+    torch.testing.assert_close(expected[num_dst:], (of_values.double() + added)[num_dst:])
+    sums = (of_left.double().unsqueeze(-1) * values.double()).sum(0)
+    torch.testing.assert_close(of_vectors[0], sums)
+    tensors = [None if it is None else it.to(where) for it in tensors]
+    found = _attention_vectors_backward(*tensors)
+    assert found.dtype == dtype
+    close(found, of_vectors, rounding)
+    close(tensors[0], expected, rounding)
 
 
 def test_rows_that_are_too_wide(where):

@@ -22,6 +22,7 @@ from dgl_mgpu.ops.attention import (
     attention,
     attention_backward,
     attention_forward,
+    attention_vectors_backward,
     check_attention,
     computed_in,
 )
@@ -155,6 +156,7 @@ class _Additive(torch.autograd.Function):
     ) -> Tensor:
         relation, score = request
         sources = sources.contiguous()
+        destinations = None if destinations is None else destinations.contiguous()
         if destinations is None:
             of_both = _per_head(sources, torch.stack([attn_l[0], attn_r[0]], -1))
             left = of_both[..., 0].contiguous()
@@ -189,17 +191,20 @@ class _Additive(torch.autograd.Function):
             key,
             score,
         )
-        dtype = sources.dtype
         assert of_left is not None
-        of_left, of_right = of_left.to(dtype), of_right.to(dtype)
-        of_sources.addcmul_(of_left.unsqueeze(-1), attn_l)
-        of_attn_l, of_destinations = _summed(of_left, sources), None
+        vectors = torch.stack([attn_l[0], attn_r[0]])
+        of_destinations = None
         if destinations is None:
-            destinations = sources[: relation.num_dst]
-            of_sources[: relation.num_dst].addcmul_(of_right.unsqueeze(-1), attn_r)
+            of_vectors = attention_vectors_backward(of_sources, sources, of_left, of_right, vectors)
+            of_attn_l, of_attn_r = of_vectors.unsqueeze(1)
         else:
-            of_destinations = of_right.unsqueeze(-1) * attn_r
-        of_attn_r = _summed(of_right, destinations)
+            of_attn_l, _ = attention_vectors_backward(
+                of_sources, sources, of_left, None, vectors
+            ).unsqueeze(1)
+            of_destinations = torch.zeros_like(destinations)
+            of_attn_r, _ = attention_vectors_backward(
+                of_destinations, destinations, of_right, None, vectors.flip(0)
+            ).unsqueeze(1)
         of_bias = None if bias is None else grad.sum(0)
         return None, None, of_sources, of_destinations, of_attn_l, of_attn_r, of_bias
 
@@ -208,8 +213,3 @@ def _per_head(rows: Tensor, vectors: Tensor) -> Tensor:
     """Products of rows of shape (n, heads, width) with vectors of shape (heads, width, k)."""
     products = torch.bmm(rows.transpose(0, 1), vectors).transpose(0, 1)
     return products.to(computed_in(rows.dtype)).contiguous()
-
-
-def _summed(numbers: Tensor, rows: Tensor) -> Tensor:
-    """The sum of rows times their numbers, of each head, shape (1, heads, width)."""
-    return torch.bmm(numbers.t().unsqueeze(1), rows.transpose(0, 1)).transpose(0, 1)
