@@ -86,6 +86,7 @@ struct Attention {
   uint64* right_sums;
   unsigned char* right_bad;
   int64 num_rows;
+  int64 added_rows;  // so many first rows of the output are added to what it has
   int64 heads;
   int64 width;
   int64 tiles;  // warps that a row's heads take
@@ -537,6 +538,14 @@ struct Lane {
       if (!first) return;
       request.numbers[at] = degree == 0 ? Number{0} : state[kLargest] + log(sum);
       return;
+    }
+    if constexpr (Pass::kBySource) {
+      if (row < request.added_rows) {
+        Number before[kColumns];
+        UnpackRow(request.out, row, before);
+#pragma unroll
+        for (int i = 0; i < kColumns; ++i) state[i] += before[i];
+      }
     }
     StoreRow(request.out, row, state);
     if constexpr (Pass::kBySource && Score::kReadsLeft) {

@@ -38,7 +38,7 @@ class AttentionOperands(NamedTuple):
 
     values: Tensor
     left: Tensor | None
-    right: Tensor
+    right: Tensor | None
     vector: Tensor | None
 
 
@@ -107,7 +107,7 @@ def attention(
     eids: Tensor | None,
     values: Tensor,
     left: Tensor | None,
-    right: Tensor,
+    right: Tensor | None,
     *,
     score: str,
     vector: Tensor | None = None,
@@ -137,9 +137,9 @@ def attention(
     left : Tensor or None
         Of an additive score float32, or float64 if the values are so, shape (num_src, heads).  Of
         a dot product as the values; None for the values themselves, as of a dynamic score.
-    right : Tensor
+    right : Tensor or None
         Of an additive score as ``left``, with shape (num_dst, heads).  Else of the values' dtype,
-        shape (num_dst, heads, width).
+        shape (num_dst, heads, width); None for the first of the values.
     score : {'additive', 'dynamic', 'dot'}
     vector : Tensor or None, dtype of the values, shape (heads, width)
         Of dynamic scores alone.
@@ -232,7 +232,16 @@ def check_attention(
     shape, of_score = ((heads,), computed_in(dtype)) if is_additive else ((heads, width), dtype)
     if left is not None:
         check_tensor(left, "left", action, of_score, (num_src, *shape), device)
-    check_tensor(right, "right", action, of_score, (num_dst, *shape), device)
+    if right is not None:
+        check_tensor(right, "right", action, of_score, (num_dst, *shape), device)
+    elif is_additive or num_dst > num_src:
+        raise InvalidInputError(
+            action,
+            "right is None"
+            if is_additive
+            else f"there are {num_dst} destinations and {num_src} sources",
+            "pass right",
+        )
     for name, tensor in (("vector", vector), ("bias", bias)):
         if tensor is not None:
             check_tensor(tensor, name, action, dtype, (heads, width), device)
@@ -252,7 +261,7 @@ class _Attention(torch.autograd.Function):
         key: Tensor | None,
         values: Tensor,
         left: Tensor | None,
-        right: Tensor,
+        right: Tensor | None,
         vector: Tensor | None,
         bias: Tensor | None,
     ) -> Tensor:

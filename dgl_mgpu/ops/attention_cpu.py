@@ -271,6 +271,7 @@ def _attention_cpu(
     entries, out = _contiguous(entries), torch.empty(num_dst, heads * width, dtype=number)
     log_sums = torch.empty(num_dst, heads, dtype=number)
     added = torch.zeros(heads * width, dtype=number) if bias is None else bias
+    operands = operands._replace(right=_right_of(operands, num_dst))
     parallel.run(
         _attention, num_dst, _GRAIN, _edges(entries), _operands(operands), _flat(added, number),
         _score(score, heads, width), _mask(key, score), out.numpy(), log_sums.numpy(),
@@ -290,8 +291,11 @@ def _attention_backward_cpu(
     key: Tensor | None,
     score: AttentionScore,
 ) -> list[Tensor]:
-    values, left, right, vector = operands
-    number, num_dst = computed_in(values.dtype), len(right)
+    is_shared, num_dst = operands.right is None, len(grad)
+    values, left, _, vector = operands
+    right = _right_of(operands, num_dst)
+    operands = operands._replace(right=right)
+    number = computed_in(values.dtype)
     num_src, heads, width = values.shape
     attended = out.to(number) if bias is None else out.to(number) - bias.to(number)
     products = (grad.to(number) * attended).sum(2)
@@ -317,10 +321,13 @@ def _attention_backward_cpu(
         _matrix(of_left, number),
     )  # fmt: skip
 
+    if is_shared:
+        of_values[:num_dst] += of_right
     found = [of_values.view(values.shape).to(values.dtype)]
     if left is not None:
         found.append(of_left.to(left.dtype))
-    found.append(of_right.view(right.shape).to(right.dtype))
+    if not is_shared:
+        found.append(of_right.view(right.shape).to(right.dtype))
     if vector is not None:
         # By NumPy, which has no threads.
         summed = torch.from_numpy(of_vector.sum(0)).view(vector.shape)
@@ -363,6 +370,11 @@ def _edges(entries: Entries) -> _Edges:
     )
 
 
+def _right_of(operands: AttentionOperands, num_dst: int) -> Tensor:
+    """What is on the right: without it, the first of the values."""
+    return operands.values[:num_dst] if operands.right is None else operands.right
+
+
 def _operands(operands: AttentionOperands) -> _Operands:
     values, left, right, vector = operands
     number = computed_in(values.dtype)
@@ -370,7 +382,7 @@ def _operands(operands: AttentionOperands) -> _Operands:
     return _Operands(
         of_values,
         of_values if left is None else _matrix(left, number),
-        _matrix(right, number),
+        of_values if right is None else _matrix(right, number),
         _flat(values.new_empty(0) if vector is None else vector, number),
     )
 

@@ -32,6 +32,8 @@ _WARPS = _THREADS // 32
 _LANES = 32
 #: Columns of a lane up to which it has more of them so that a warp has all heads; and at most.
 _FEW_COLUMNS, _MOST_VECTORS = 8, 4
+#: What parts of rows may take, of what they may take in a product: so much is kept by none else.
+_SCRATCH = 0.2
 #: For rounding, of a bound.
 _MARGIN = 1.01
 _FORWARD, _DESTINATIONS, _SOURCES = "Forward", "Destinations", "Sources"
@@ -118,6 +120,7 @@ class _Outputs(NamedTuple):
     numbers: Tensor | None = None
     right_sums: Tensor | None = None
     right_bad: Tensor | None = None
+    added_rows: int = 0
 
 
 def _launch(
@@ -136,6 +139,7 @@ def _launch(
     assert indptr is not None
     assert indices is not None
     values, left, right, vector = operands
+    right = values if right is None else right
     device, (_, heads, width) = values.device, values.shape
     kind = {"additive": "Additive", "dynamic": "Dynamic"}.get(score.kind)
     kind = kind or ("DotOfValues" if left is None else "Dot")
@@ -148,7 +152,7 @@ def _launch(
     num_rows = indptr.shape[0] - 1
     share_bytes = 8 + 2 * plan.part_bytes
     row_bytes = heads * width * values.itemsize
-    most = max_shares(share_bytes, num_rows * row_bytes)
+    most = max_shares(share_bytes, int(_SCRATCH * num_rows * row_bytes))
     share, num_shares = shares(num_rows + len(indices), row_bytes, device, most=most)
     shares_of_vector, numbers = None, written.numbers
     if vector is not None and kernel_pass == _DESTINATIONS:
@@ -161,8 +165,8 @@ def _launch(
         indptr, indices, eids, values, left, right, vector, bias, grad, products, key,
         int(score.dropout * 2**32), _bits(1 / (1 - score.dropout)), _bits(score.slope),
         _bits(score.scale), written.out, written.left_out, numbers, written.right_sums,
-        written.right_bad, num_rows, heads, width, plan.tiles, share, num_shares,
-        open_rows + 8 * num_shares, open_rows,
+        written.right_bad, num_rows, written.added_rows, heads, width, plan.tiles, share,
+        num_shares, open_rows + 8 * num_shares, open_rows,
     )  # fmt: skip
     warps = num_shares * plan.tiles
     plan.attend(-(-warps // _WARPS), _THREADS, request, device=device)
@@ -215,7 +219,10 @@ def _attention_backward(
         return [tensor.zero_() for tensor in found]
     of_values, *others = found
     of_left = None if operands.left is None else others.pop(0)
-    of_right, *of_vector = others
+    # Where destinations are sources, what becomes of them is added to what has become of them.
+    is_shared, num_dst = operands.right is None, len(grad)
+    of_right = of_values[:num_dst] if is_shared else others.pop(0)
+    of_vector = others
     is_additive = score.kind == "additive"
     largest, sums, bad = None, None, None
     if is_additive:
@@ -233,7 +240,7 @@ def _attention_backward(
             tensor.copy_(shares_of_vector.sum(0))
     written = _Outputs(of_values, None, of_left, sums, bad)
     if not is_additive:
-        written = _Outputs(of_values, of_left)
+        written = _Outputs(of_values, of_left, added_rows=num_dst if is_shared else 0)
     _launch(_SOURCES, by_source, operands, key, score, written, None, grad, products)
     if is_additive:
         name = "double" if of_right.dtype == torch.float64 else "float"

@@ -28,6 +28,8 @@ from dgl_mgpu.ops.attention_cuda import (
 )
 
 KINDS = ("additive", "dynamic", "dot", "dot of values")
+#: Of destinations that are the first sources.
+SHARED = ("dynamic", "dot")
 NUM_SRC = 90
 
 
@@ -63,7 +65,9 @@ def operands_of(
         left, right = random(NUM_SRC, heads, dtype=number), random(num_dst, heads, dtype=number)
         return AttentionOperands(values, left, right, None)
     left = random(NUM_SRC, heads, width) if kind == "dot" else None
-    vector = random(heads, width) if kind == "dynamic" else None
+    vector = random(heads, width) if kind.startswith("dynamic") else None
+    if kind.endswith("of itself"):
+        return AttentionOperands(values, None, None, vector)
     return AttentionOperands(values, left, random(num_dst, heads, width), vector)
 
 
@@ -157,6 +161,13 @@ def test_shapes_and_dtypes(where, kind, heads, width, dtype, ids, rounding):
 @pytest.mark.parametrize("kind", KINDS)
 def test_weights_are_dropped_as_on_the_cpu(where, kind):
     check(where, kind, degrees("at bounds"), 6, 4, shuffled=True, biased=False, dropout=0.3)
+
+
+@pytest.mark.parametrize("kind", SHARED)
+@pytest.mark.parametrize("lengths", [[3, 0, 300, 7], [4] * NUM_SRC])
+def test_destinations_that_are_sources(where, kind, lengths):
+    check(where, f"{kind} of itself", lengths, 3, 12)
+    check(where, f"{kind} of itself", lengths, 3, 12, torch.bfloat16, rounding=8e-3)
 
 
 @pytest.mark.parametrize("kind", KINDS)

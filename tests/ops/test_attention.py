@@ -596,6 +596,11 @@ def test_what_fits(arguments):
             "left has .* dtype torch.float16",
         ),
         ({"right": FLOATS}, r"right has shape \(3, 2, 4\)"),
+        (ADDITIVE | {"right": None}, "right is None"),
+        (
+            {"right": None, "values": FLOATS[:1], "indices": torch.zeros(3).long()},
+            "there are 2 destinations and 1 sources",
+        ),
         ({"right": FLOATS[:2].half()}, "right has shape .* and dtype torch.float16"),
         (ADDITIVE | {"right": torch.zeros(2, 1)}, r"right has shape \(2, 1\)"),
         ({"right": FLOATS[:2].to("meta")}, "right has shape .* on 'meta'"),
@@ -626,3 +631,23 @@ def test_registration(kind):
         by_source = transpose(*case.graph.entries, case.graph.num_src)
         given = (*operands, bias, grad, out, log_sums, key, *score)
         torch.library.opcheck(backward_op, (*case.graph.entries, *by_source, *given))
+
+
+@pytest.mark.parametrize("score", ["dynamic", "dot"])
+def test_destinations_that_are_sources(score):
+    """Without ``right`` it is the first of the values, whose gradient is of both."""
+    graph = small_graph()
+    case = case_of("dynamic" if score == "dynamic" else "dot of values", graph)
+    leaves = leaves_of({**case.arguments, "right": case.arguments["values"][: graph.num_dst]})
+    expected = attend(case, leaves)
+    expected.square().sum().backward()
+    assert leaves["values"].grad is not None
+    both = leaves["values"].grad.clone()
+    both[: graph.num_dst] += leaves["right"].grad
+    values = case.arguments["values"].clone().requires_grad_()
+    options = {"score": score, "vector": case.arguments.get("vector")}
+    options |= {"negative_slope": SLOPE, "scale": SCALE, "bias": case.arguments.get("bias")}
+    found = attention(*graph.entries, values, None, None, **options)
+    found.square().sum().backward()
+    assert torch.equal(found, expected)
+    torch.testing.assert_close(values.grad, both)

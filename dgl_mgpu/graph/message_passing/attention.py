@@ -47,6 +47,7 @@ def serves(graph: Any, heads: int, width: int, *features: Any) -> bool:
             for rows in features
         )
         and all(can_attend(heads, width, dtype) for dtype in (torch.float32, features[0].dtype))
+        and not torch.compiler.is_compiling()
         and torch.autograd.forward_ad._current_level < 0
         and not torch._C._are_functorch_transforms_active()
     )
@@ -56,6 +57,13 @@ def overwrites_sources(graph: Any, feat: Any) -> bool:
     """Whether a layer that gives both ends of edges a feature of one name, as DGL's do, has the
     second one for both: the ends are the same nodes, and the features are two."""
     return isinstance(feat, tuple) and len(graph.ntypes) == 1 and not graph.is_block
+
+
+def is_plain(module: Any, kind: type[nn.Module]) -> bool:
+    """Whether a part of a layer does what it does in DGL: nobody replaced it or watches it."""
+    watches = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks
+    drops_all = kind is nn.Dropout and getattr(module, "p", 0) >= 1
+    return type(module) is kind and not any(watches) and not drops_all
 
 
 def relation_of(graph: DGLGraph) -> Relation:
@@ -118,7 +126,7 @@ def of_rows(
     relation: Relation,
     values: Tensor,
     left: Tensor | None,
-    right: Tensor,
+    right: Tensor | None,
     score: str,
     **options: Any,
 ) -> Tensor:
@@ -177,7 +185,8 @@ class _Additive(torch.autograd.Function):
     @staticmethod
     @differentiable_once("attention", "compose it of dgl.ops")
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        key, sources, destinations, attn_l, attn_r, bias, left, right, *outs = ctx.saved_tensors
+        key, sources, destinations, attn_l, attn_r, bias, left, right, *kept = ctx.saved_tensors
+        out, log_sums = kept
         relation, score = ctx.request
         grad = grad.contiguous()
         operands = AttentionOperands(sources, left, right, None)
@@ -187,11 +196,13 @@ class _Additive(torch.autograd.Function):
             operands,
             bias,
             grad,
-            *outs,
+            out,
+            log_sums,
             key,
             score,
         )
         assert of_left is not None
+        assert of_right is not None
         vectors = torch.stack([attn_l[0], attn_r[0]])
         of_destinations = None
         if destinations is None:

@@ -26,6 +26,6 @@ def forward(self: Any, graph: Any, feat: Any, get_attention: bool = False) -> An
         right = self.fc_dst(feat[1]).view(len(feat[1]), *shape)
     else:
         values = self.fc(feat).view(len(feat), *shape)
-        right = values[: graph.num_dst_nodes()]
+        right = None  # the first of the values
     scale = self._out_feats**-0.5
     return attention.of_rows(attention.relation_of(graph), values, None, right, "dot", scale=scale)

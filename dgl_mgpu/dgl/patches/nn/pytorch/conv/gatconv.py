@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch.nn import Dropout, LeakyReLU
+
 from dgl_mgpu.dgl.patches.nn.pytorch.conv import forward_with_residual
 
 
@@ -17,6 +19,8 @@ def forward(
     if (
         edge_weight is not None
         or get_attention
+        or not attention.is_plain(self.leaky_relu, LeakyReLU)
+        or not attention.is_plain(self.attn_drop, Dropout)
         or not attention.serves(graph, self._num_heads, self._out_feats, *features)
     ):
         return forward_with_residual(

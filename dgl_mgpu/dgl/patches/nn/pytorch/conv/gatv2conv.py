@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch.nn import Dropout, LeakyReLU
+
 from dgl_mgpu.dgl.patches.nn.pytorch.conv import forward_with_residual
 
 
@@ -12,14 +14,19 @@ def forward(self: Any, graph: Any, feat: Any, get_attention: bool = False) -> An
     from dgl_mgpu.graph.message_passing import attention
 
     features = feat if isinstance(feat, tuple) else (feat,)
-    if get_attention or not attention.serves(graph, self._num_heads, self._out_feats, *features):
+    if (
+        get_attention
+        or not attention.is_plain(self.leaky_relu, LeakyReLU)
+        or not attention.is_plain(self.attn_drop, Dropout)
+        or not attention.serves(graph, self._num_heads, self._out_feats, *features)
+    ):
         return forward_with_residual("gatv2conv:GATv2Conv", self, graph, feat, get_attention)
     attention.refuse_nodes_without_edges(self, graph)
     shape, num_dst = (self._num_heads, self._out_feats), graph.num_dst_nodes()
     rows = [self.feat_drop(it) for it in features]
     values = self.fc_src(rows[0]).view(len(rows[0]), *shape)
     if self.share_weights and not isinstance(feat, tuple):
-        right = values[:num_dst]
+        right = None  # the first of the values
     else:
         right = self.fc_dst(rows[-1][:num_dst]).view(num_dst, *shape)
     out = attention.of_rows(
