@@ -217,36 +217,37 @@ def _attention_backward(
     found = gradients(operands)
     if not grad.numel() or not operands.values.numel():
         return [tensor.zero_() for tensor in found]
-    of_values, *others = found
-    of_left = None if operands.left is None else others.pop(0)
-    # Where destinations are sources, what becomes of them is added to what has become of them.
-    is_shared, num_dst = operands.right is None, len(grad)
-    of_right = of_values[:num_dst] if is_shared else others.pop(0)
-    of_vector = others
-    is_additive = score.kind == "additive"
-    largest, sums, bad = None, None, None
-    if is_additive:
+    if score.kind == "additive":
         largest = _largest_values(operands.values, by_source.indptr)
-        sums = torch.zeros(of_right.shape, dtype=torch.int64, device=grad.device)
-        bad = torch.zeros(of_right.shape, dtype=torch.uint8, device=grad.device)
-    products = _products(grad, out, log_sums, operands, bias, score, largest)
-    if not is_additive:
-        shares_of_vector = _launch(
-            _DESTINATIONS, by_destination, operands, key, score, _Outputs(of_right), None, grad,
-            products,
-        )  # fmt: skip
-        for tensor in of_vector:
-            assert shares_of_vector is not None
-            tensor.copy_(shares_of_vector.sum(0))
-    written = _Outputs(of_values, None, of_left, sums, bad)
-    if not is_additive:
-        written = _Outputs(of_values, of_left, added_rows=num_dst if is_shared else 0)
-    _launch(_SOURCES, by_source, operands, key, score, written, None, grad, products)
-    if is_additive:
+        products = _products(grad, out, log_sums, operands, bias, score, largest)
+        of_values, of_left, of_right = found
+        count = of_right.numel()
+        zeros = torch.zeros(9 * count, dtype=torch.uint8, device=grad.device)
+        sums, bad = zeros[: 8 * count].view(torch.int64), zeros[8 * count :]
+        written = _Outputs(of_values, None, of_left, sums, bad)
+        _launch(_SOURCES, by_source, operands, key, score, written, None, grad, products)
         name = "double" if of_right.dtype == torch.float64 else "float"
-        kernel, count = Kernel("attention.cu", f"dgl_mgpu::scale_sums<{name}>"), of_right.numel()
-        blocks = -(-count // _THREADS)
-        kernel(blocks, _THREADS, sums, bad, products, of_right, count, device=grad.device)
+        kernel = Kernel("attention.cu", f"dgl_mgpu::scale_sums<{name}>")
+        kernel(
+            -(-count // _THREADS), _THREADS, sums, bad, products, of_right, count,
+            device=grad.device,
+        )  # fmt: skip
+        return found
+    products = _products(grad, out, log_sums, operands, bias, score, None)
+    others = iter(found)
+    of_values = next(others)
+    left_out = None if operands.left is None else next(others)
+    # Where destinations are sources, their part is there when the sources' is added to it.
+    is_shared, num_dst = operands.right is None, len(grad)
+    of_right = of_values[:num_dst] if is_shared else next(others)
+    of_vector = _launch(
+        _DESTINATIONS, by_destination, operands, key, score, _Outputs(of_right), None, grad,
+        products,
+    )  # fmt: skip
+    if of_vector is not None:
+        next(others).copy_(of_vector.sum(0))
+    written = _Outputs(of_values, left_out, added_rows=num_dst if is_shared else 0)
+    _launch(_SOURCES, by_source, operands, key, score, written, None, grad, products)
     return found
 
 
