@@ -210,10 +210,8 @@ def main() -> None:
             continue
         row = _row(case, options)
         rows.append(row)
-        cells = (
-            f"{way} {_text(row.get(way))}" for way in ("one pass", "composed", "torch-geometric")
-        )
-        print(f"{case.name:36}", "; ".join(cells), row.get("differences", ""), flush=True)
+        cells = (f"{way}: {_text(row.get(way))}" for way in WAYS)
+        print(f"{case.name:36}", "; ".join(cells), flush=True)
         if options.out:
             options.out.write_text(json.dumps(content, indent=1) + "\n")
 

@@ -129,17 +129,18 @@ def attention(
 
     Parameters
     ----------
-    indptr, indices, eids : Tensor, int32 or int64
-        A graph's CSC: where each destination's entries begin, and the end of the last; the source
-        of each entry; and its edge, None where entry ``i`` is edge ``i``.  What they hold is not
-        checked: sources must be rows.
+    indptr : Tensor, int32 or int64, shape (num_dst + 1,)
+        Where each destination's entries begin, and the end of the last.
+    indices : Tensor, dtype of ``indptr``, shape (nnz,)
+        Source of each entry.  Not checked: it must be a row.
+    eids : Tensor, dtype of ``indptr``, shape (nnz,), or None
+        Edge of each entry; None where entry ``i`` is edge ``i``.
     values : Tensor, float32, float64, float16 or bfloat16, shape (num_src, heads, width)
-    left : Tensor or None
-        Of an additive score float32, or float64 if the values are so, shape (num_src, heads).  Of
-        a dot product as the values; None for the values themselves, as of a dynamic score.
-    right : Tensor or None
-        Of an additive score as ``left``, with shape (num_dst, heads).  Else of the values' dtype,
-        shape (num_dst, heads, width); None for the first of the values.
+    left : Tensor, shape (num_src, heads) or (num_src, heads, width), or None
+        Of an additive score a number, float32, or float64 if the values are so.  Of a dot product
+        a row of the values' dtype; None for the values themselves, as of a dynamic score.
+    right : Tensor, shape (num_dst, heads) or (num_dst, heads, width), or None
+        The same of destinations; None for the first of the values, unless scores are additive.
     score : {'additive', 'dynamic', 'dot'}
     vector : Tensor or None, dtype of the values, shape (heads, width)
         Of dynamic scores alone.
