@@ -51,6 +51,14 @@ class AttentionScore(NamedTuple):
     dropout: float
 
 
+class AttentionGradient(NamedTuple):
+    """The output's gradient, the output and what :func:`attention_forward` returned with it."""
+
+    grad: Tensor
+    out: Tensor
+    log_sums: Tensor
+
+
 @Operator
 def attention_op(
     entries: Entries,
@@ -68,9 +76,7 @@ def attention_backward_op(
     by_source: Entries,
     operands: AttentionOperands,
     bias: Tensor | None,
-    grad: Tensor,
-    out: Tensor,
-    log_sums: Tensor,
+    gradient: AttentionGradient,
     key: Tensor | None,
     score: AttentionScore,
 ) -> list[Tensor]:
@@ -282,9 +288,7 @@ class _Attention(torch.autograd.Function):
             Entries(*by_source()),
             AttentionOperands(*operands),
             bias,
-            grad.contiguous(),
-            out,
-            log_sums,
+            AttentionGradient(grad.contiguous(), out, log_sums),
             key,
             score,
         )
@@ -312,17 +316,12 @@ def attention_backward(
     by_source: Entries,
     operands: AttentionOperands,
     bias: Tensor | None,
-    grad: Tensor,
-    out: Tensor,
-    log_sums: Tensor,
+    gradient: AttentionGradient,
     key: Tensor | None,
     score: AttentionScore,
 ) -> AttentionOperands:
-    """Gradients of the operands, None of those that there are not.
-
-    ``out`` and ``log_sums`` are what :func:`attention_forward` returned.
-    """
-    tensors = (*by_destination, *by_source, *operands, bias, grad, out, log_sums, key)
+    """Gradients of the operands, None of those that there are not."""
+    tensors = (*by_destination, *by_source, *operands, bias, *gradient, key)
     found = iter(call("attention_backward", tensors, *score))
     return AttentionOperands(*(None if it is None else next(found) for it in operands))  # type: ignore[arg-type]
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from dgl_mgpu.ops import parallel
 from dgl_mgpu.ops.attention import (
     SCORES,
+    AttentionGradient,
     AttentionOperands,
     AttentionScore,
     Entries,
@@ -285,12 +286,11 @@ def _attention_backward_cpu(
     by_source: Entries,
     operands: AttentionOperands,
     bias: Tensor | None,
-    grad: Tensor,
-    out: Tensor,
-    log_sums: Tensor,
+    gradient: AttentionGradient,
     key: Tensor | None,
     score: AttentionScore,
 ) -> list[Tensor]:
+    grad, out, log_sums = gradient
     is_shared, num_dst = operands.right is None, len(grad)
     values, left, _, vector = operands
     right = _right_of(operands, num_dst)

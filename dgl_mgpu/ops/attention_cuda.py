@@ -14,6 +14,7 @@ from torch import Tensor
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.ops import device as gpu
 from dgl_mgpu.ops.attention import (
+    AttentionGradient,
     AttentionOperands,
     AttentionScore,
     Entries,
@@ -208,12 +209,11 @@ def _attention_backward(
     by_source: Entries,
     operands: AttentionOperands,
     bias: Tensor | None,
-    grad: Tensor,
-    out: Tensor,
-    log_sums: Tensor,
+    gradient: AttentionGradient,
     key: Tensor | None,
     score: AttentionScore,
 ) -> list[Tensor]:
+    grad, out, log_sums = gradient
     found = gradients(operands)
     if not grad.numel() or not operands.values.numel():
         return [tensor.zero_() for tensor in found]

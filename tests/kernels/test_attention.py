@@ -12,6 +12,7 @@ from torch import Tensor
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.ops import transpose
 from dgl_mgpu.ops.attention import (
+    AttentionGradient,
     AttentionOperands,
     AttentionScore,
     Entries,
@@ -113,8 +114,9 @@ def check(
 
     # Of the output as it was rounded.
     gradients = attention_backward(
-        by_destination, by_source, widened(operands), wide, grad.cpu().double(),
-        out.cpu().double(), log_sums, key if key is None else key.cpu(), score,
+        by_destination, by_source, widened(operands), wide,
+        AttentionGradient(grad.cpu().double(), out.cpu().double(), log_sums),
+        key if key is None else key.cpu(), score,
     )  # fmt: skip
     results = iter(
         _attention_backward(*at[0], *at[1], *at[2], bias, grad, out, found_sums, key, *score)
@@ -188,9 +190,8 @@ def backward_of_additive(where, operands, grad, lengths):
     found = [it.cpu() for it in _attention_backward(*args)]
     wide = widened(operands)
     exact, sums = attention_forward(by_destination, wide, None, None, score)
-    expected = attention_backward(
-        by_destination, by_source, wide, None, grad.cpu().double(), exact, sums, None, score
-    )
+    gradient = AttentionGradient(grad.cpu().double(), exact, sums)
+    expected = attention_backward(by_destination, by_source, wide, None, gradient, None, score)
     return found, expected
 
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from dgl_mgpu.graph.index import TensorIndex
 from dgl_mgpu.graph.relation import Relation
 from dgl_mgpu.ops.attention import (
+    AttentionGradient,
     AttentionOperands,
     AttentionScore,
     Entries,
@@ -188,16 +189,13 @@ class _Additive(torch.autograd.Function):
         key, sources, destinations, attn_l, attn_r, bias, left, right, *kept = ctx.saved_tensors
         out, log_sums = kept
         relation, score = ctx.request
-        grad = grad.contiguous()
         operands = AttentionOperands(sources, left, right, None)
         of_sources, of_left, of_right, _ = attention_backward(
             Entries(*relation.csc()),
             Entries(*relation.csr()),
             operands,
             bias,
-            grad,
-            out,
-            log_sums,
+            AttentionGradient(grad.contiguous(), out, log_sums),
             key,
             score,
         )
