@@ -9,7 +9,8 @@
 // Additive scores need no second pass: what an edge adds to its destination's number is known when
 // its source is done. It is added in memory, as an integer, so that the order does not matter. Each
 // destination has a unit of its own, so small that nothing is lost, and so large that no sum
-// overflows: weights add up to 1, and a bound of what they are multiplied by is known before.
+// overflows: weights add up to 1, and the largest value that a destination reads, which the forward
+// pass has seen, bounds what they are multiplied by.
 #include "softmax.cuh"
 #include "spmm.cuh"
 
@@ -53,7 +54,9 @@ struct Sources {
 };
 
 // Of a destination and head, what the backward pass reads.
-enum : int { kRight, kLogSum, kProduct, kPerUnit, kProducts };
+enum : int { kRight, kLargestScore, kInverse, kProduct, kProducts };
+// Of the same, what the forward pass leaves: also the largest of the values.
+enum : int { kKeptLargest, kKeptSum, kKeptSize, kKept };
 // Integers of sums are at most this.
 constexpr double kLargestSum = 0x1p61;
 
@@ -67,10 +70,11 @@ struct Attention {
   const Element* values;
   const void* left;  // of additive scores a Number for each head, else a row
   const void* right;
-  const Element* vector;
+  const Number* vector;
   const Element* bias;      // null if there is none
   const Element* grad;      // of the output
   const Number* products;   // by destination and head, kProducts of each
+  const double* units;      // of the same, how many make 1
   const uint64* key;        // of what is dropped
   uint64 threshold;         // draws of 32 bits below it drop a weight
   double kept;              // what the others are multiplied by
@@ -79,8 +83,8 @@ struct Attention {
   // The output; or the gradient of rows on the right; or that of values.
   Element* out;
   Element* left_out;  // the gradient of rows on the left
-  // The logarithm of the sum of what destinations keep; or the gradient of numbers on the left; or
-  // shares of the vector's gradient.
+  // What destinations keep, kKept of each head; or the gradient of numbers on the left; or shares of
+  // the vector's gradient.
   Number* numbers;
   // Gradients of numbers on the right, in units; and whether they are not finite.
   uint64* right_sums;
@@ -133,9 +137,12 @@ struct Lane {
   static constexpr int kReads = Reads<kRowLanes, kRegisters>::kCount;
   // Of the state: sums by column, and what comes behind them.
   static constexpr int kBehind = kColumns;
-  static constexpr int kLargest = kBehind, kSum = kBehind + 1, kOfLeft = kBehind;
+  static constexpr int kLargest = kBehind, kSum = kBehind + 1, kSize = kBehind + 2;
+  static constexpr int kOfLeft = kBehind;
+  // The size of values bounds gradients of numbers.
+  static constexpr bool kHasSize = Pass::kForward && Score::kOfScalars;
   static constexpr int kState =
-      kBehind + (Pass::kForward ? 2
+      kBehind + (Pass::kForward ? 2 + kHasSize
                                 : !Pass::kBySource ? 0
                                                    : Score::kOfScalars ? 1
                                                                        : Score::kReadsLeft ? kColumns : 0);
@@ -145,13 +152,14 @@ struct Lane {
   struct Row {
     Number summed[kColumns];
     Number scored[kColumns];
-    Number number, log_sum, product;
+    Number number, largest, inverse, product;
   };
   struct Entry {
     Vector summed[kVectors];
     Vector scored[kVectors];
     Number number;
     Number products[kNumbers];
+    double per_unit;
     Id other;  // the node at the other end
     Id edge;
     bool active;
@@ -170,9 +178,12 @@ struct Lane {
     has_head = head < request.heads;
     if (!has_head) head = static_cast<int>(request.heads) - 1;
     if constexpr (Score::kHasVector) {
-      Unpack(request.vector + head * request.width, vector);
 #pragma unroll
-      for (int i = 0; i < kColumns; ++i) vector_sum[i] = 0;
+      for (int i = 0; i < kColumns; ++i) {
+        const int64 column = ColumnOf(i / kVector) + i % kVector;
+        vector[i] = Has(i / kVector) ? request.vector[head * request.width + column] : Number{0};
+        vector_sum[i] = 0;
+      }
     }
   }
 
@@ -249,7 +260,8 @@ struct Lane {
       UnpackRow(request.grad, row, read.summed);
       Number of[kProducts];
       LoadProducts(at, of);
-      read.log_sum = of[kLogSum];
+      read.largest = of[kLargestScore];
+      read.inverse = of[kInverse];
       read.product = of[kProduct];
     }
     return read;
@@ -272,6 +284,7 @@ struct Lane {
       } else {
         LoadProducts(at, entry.products);
       }
+      if constexpr (Score::kOfScalars) entry.per_unit = __ldg(request.units + at);
       return;
     }
     if constexpr (Score::kOfScalars) {
@@ -405,15 +418,19 @@ struct Lane {
       Number summed[kColumns];
       Widen(entries[i].summed, summed);
 #pragma unroll
-      for (int j = 0; j < kColumns; ++j) state[j] += weight * summed[j];
+      for (int j = 0; j < kColumns; ++j) {
+        state[j] += weight * summed[j];
+        if constexpr (kHasSize) state[kSize] = max(state[kSize], fabs(summed[j]));
+      }
     }
   }
 
   // Adds an edge's part of the gradient of its destination's number.
-  __device__ __forceinline__ void AddToRight(const Entry& entry, Number units) const {
+  __device__ __forceinline__ void AddToRight(const Entry& entry, Number change) const {
     if (request.right_sums == nullptr || sub != 0 || !has_head) return;
     const int64 at = static_cast<int64>(entry.other) * request.heads + head;
-    if (fabs(units) <= static_cast<Number>(kLargestSum)) {
+    const double units = static_cast<double>(change) * entry.per_unit;
+    if (fabs(units) <= kLargestSum) {
       atomicAdd(request.right_sums + at, static_cast<uint64>(static_cast<int64>(units)));
     } else {
       request.right_bad[at] = 1;
@@ -433,17 +450,16 @@ struct Lane {
       of_score = Scaled(Total(PartOf(left, right)));
     }
     const Number product = Total(Product(row.summed, summed));
-    const Number log_sum = Pass::kBySource ? ProductOf(entry, kLogSum) : row.log_sum;
+    const Number largest = Pass::kBySource ? ProductOf(entry, kLargestScore) : row.largest;
+    const Number inverse = Pass::kBySource ? ProductOf(entry, kInverse) : row.inverse;
     const Number of_row = Pass::kBySource ? ProductOf(entry, kProduct) : row.product;
-    Number per_unit = 0;
-    if constexpr (Pass::kBySource && Score::kOfScalars) per_unit = ProductOf(entry, kPerUnit);
     if (!entry.active) return;
-    const Number weight = exponential_of(of_score - log_sum), kept = KeptOf(entry);
+    const Number weight = exponential_of(of_score - largest) * inverse, kept = KeptOf(entry);
     const Number change = weight * (kept * product - of_row);  // of the score
     if constexpr (Score::kOfScalars) {
       const Number of_sum = change * Slope(sum);
       state[kOfLeft] += of_sum;
-      AddToRight(entry, of_sum * per_unit);
+      AddToRight(entry, of_sum);
     }
     const Number scaled = change * static_cast<Number>(request.scale);
 #pragma unroll
@@ -477,9 +493,12 @@ struct Lane {
       const Number theirs = exponential_of(other[kLargest] - base);
 #pragma unroll
       for (int i = 0; i < kState; ++i) {
-        if (i != kLargest) state[i] = state[i] * mine + other[i] * theirs;
+        if (i != kLargest && !(kHasSize && i == kSize)) {
+          state[i] = state[i] * mine + other[i] * theirs;
+        }
       }
       state[kLargest] = largest;
+      if constexpr (kHasSize) state[kSize] = max(state[kSize], other[kSize]);
     } else {
 #pragma unroll
       for (int i = 0; i < kState; ++i) state[i] += other[i];
@@ -493,6 +512,12 @@ struct Lane {
 #pragma unroll
       for (int i = 0; i < kState; ++i) other[i] = __shfl_xor_sync(kAllLanes, state[i], step);
       Merge(state, other);
+    }
+    if constexpr (kHasSize) {
+#pragma unroll
+      for (int step = 1; step < kLanes; step *= 2) {
+        state[kSize] = max(state[kSize], __shfl_xor_sync(kAllLanes, state[kSize], step));
+      }
     }
   }
 
@@ -536,7 +561,11 @@ struct Lane {
       }
       StoreRow(request.out, row, state);
       if (!first) return;
-      request.numbers[at] = degree == 0 ? Number{0} : state[kLargest] + log(sum);
+      Number* kept = request.numbers + at * kKept;
+      kept[kKeptLargest] = degree == 0 ? Number{0} : state[kLargest];
+      kept[kKeptSum] = sum;
+      kept[kKeptSize] = 0;
+      if constexpr (kHasSize) kept[kKeptSize] = state[kSize];
       return;
     }
     if constexpr (Pass::kBySource) {
@@ -719,22 +748,22 @@ __global__ void __launch_bounds__(kThreads) join_attention(Attention<Id, Element
   Of(request, tile, lane).Write(row, state);
 }
 
-// What the backward pass reads of destinations: a group of kLanes lanes for each head. `largest`, of
-// each head, is what no value is larger than, or null for other than additive scores; products of a
-// gradient with values are multiplied by at most `factor`.
+// What the backward pass reads of destinations: a group of kLanes lanes for each head. Units are for
+// additive scores, which have numbers on the right; products of a gradient with values are
+// multiplied by at most `factor`.
 template <typename Element, int kVector, int kLanes>
 __global__ void __launch_bounds__(kThreads)
     multiply_gradients(const Element* grad, const Element* out,
-                       const typename Computed<Element>::Type* log_sums,
-                       const typename Computed<Element>::Type* right,
-                       const float* largest, const Element* bias,
-                       typename Computed<Element>::Type* products, int64 count, int64 heads,
-                       int64 width, double factor) {
+                       const typename Computed<Element>::Type* kept,
+                       const typename Computed<Element>::Type* right, const Element* bias,
+                       typename Computed<Element>::Type* products, double* units, int64 count,
+                       int64 heads, int64 width, double factor) {
   using Number = typename Computed<Element>::Type;
   const int64 at = (static_cast<int64>(blockIdx.x) * kThreads + threadIdx.x) / kLanes;
   const int64 head = at % heads;
   const int sub = threadIdx.x % kLanes;
-  Number sum = 0, size = 0;
+  Number sum = 0;
+  double size = 0;
   if (at < count) {
     for (int64 column = sub * kVector; column < width; column += kLanes * kVector) {
       Loaded<Element, kVector> loaded[3];
@@ -762,57 +791,63 @@ __global__ void __launch_bounds__(kThreads)
   if (at >= count || sub != 0) return;
   Number* to = products + at * kProducts;
   to[kRight] = right == nullptr ? Number{0} : right[at];
-  to[kLogSum] = log_sums[at];
+  to[kLargestScore] = kept[at * kKept + kKeptLargest];
+  to[kInverse] = 1 / kept[at * kKept + kKeptSum];
   to[kProduct] = sum;
-  to[kPerUnit] = 0;
-  if (largest == nullptr) return;
-  const Number bound = static_cast<Number>(factor) * (size * largest[head] + fabs(sum));
-  // A unit may be no smaller than a float can be; where there is no bound it is NaN.
-  const Number per_unit = bound == 0 ? Number{1} : static_cast<Number>(kLargestSum) / bound;
-  to[kPerUnit] = bound < -lowest<Number>() ? min(per_unit, static_cast<Number>(0x1p120))
-                                           : bound - bound;
+  if (right == nullptr) return;
+  const double largest = kept[at * kKept + kKeptSize];
+  const double bound = factor * (size * largest + fabs(static_cast<double>(sum)));
+  // Where there is no bound, it is NaN.
+  const double per_unit = bound == 0 ? 1 : min(kLargestSum / bound, 0x1p1000);
+  units[at] = per_unit > 0 ? per_unit : bound - bound;
 }
 
-// The size of the largest finite value of each head, of sources that have entries. Floats that are
-// not negative are in the order of their bits.
-template <typename Id, typename Element, int kVector>
+// Numbers that additive scores are made of: products of values with two vectors. A group of kLanes
+// lanes for each head.
+template <typename Element, int kVector, int kLanes>
 __global__ void __launch_bounds__(kThreads)
-    find_largest(const Element* values, const Id* indptr, int* largest, int64 num_rows, int64 heads,
-                 int64 width) {
-  const int64 columns = heads * width, step = static_cast<int64>(gridDim.x) * kThreads * kVector;
-  int64 at = (static_cast<int64>(blockIdx.x) * kThreads + threadIdx.x) * kVector;
-  float size = 0;
-  int64 head = -1;
-  for (; at < num_rows * columns; at += step) {
-    const int64 row = at / columns, of = (at - row * columns) / width;
-    if (of != head) {
-      if (size > 0) atomicMax(largest + head, __float_as_int(size));
-      head = of;
-      size = 0;
-    }
-    if (indptr[row] == indptr[row + 1]) continue;
-    Loaded<Element, kVector> loaded;
-    loaded.Load(values + at);
-    Element elements[kVector];
-    loaded.Unpack(elements);
+    multiply_vectors(const Element* values, const typename Computed<Element>::Type* vectors,
+                     typename Computed<Element>::Type* left,
+                     typename Computed<Element>::Type* right, int64 count, int64 right_count,
+                     int64 heads, int64 width) {
+  using Number = typename Computed<Element>::Type;
+  const int64 at = (static_cast<int64>(blockIdx.x) * kThreads + threadIdx.x) / kLanes;
+  const int64 head = at % heads;
+  const int sub = threadIdx.x % kLanes;
+  Number sums[2] = {};
+  if (at < count) {
+    for (int64 column = sub * kVector; column < width; column += kLanes * kVector) {
+      Loaded<Element, kVector> loaded;
+      loaded.Load(values + at * width + column);
+      Element value[kVector];
+      loaded.Unpack(value);
+      const Number* of_left = vectors + head * width + column;
+      const Number* of_right = of_left + heads * width;
 #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      const float found = fabs(to_float(elements[i]));
-      if (found > size && found <= 0x1.fffffep127f) size = found;
+      for (int i = 0; i < kVector; ++i) {
+        sums[0] += number(value[i]) * of_left[i];
+        sums[1] += number(value[i]) * of_right[i];
+      }
     }
   }
-  if (size > 0) atomicMax(largest + head, __float_as_int(size));
+#pragma unroll
+  for (int step = 1; step < kLanes; step *= 2) {
+    sums[0] += __shfl_xor_sync(kAllLanes, sums[0], step);
+    sums[1] += __shfl_xor_sync(kAllLanes, sums[1], step);
+  }
+  if (at >= count || sub != 0) return;
+  left[at] = sums[0];
+  if (at < right_count) right[at] = sums[1];
 }
 
 // Gradients of the destinations' numbers, of their integers.
 template <typename Result>
 __global__ void __launch_bounds__(kThreads)
-    scale_sums(const int64* sums, const unsigned char* bad, const Result* products, Result* out,
+    scale_sums(const int64* sums, const unsigned char* bad, const double* units, Result* out,
                int64 count) {
   const int64 at = static_cast<int64>(blockIdx.x) * kThreads + threadIdx.x;
   if (at >= count) return;
-  const double per_unit = static_cast<double>(products[at * kProducts + kPerUnit]);
-  Result sum = sums[at] == 0 ? Result{0} : static_cast<Result>(sums[at] / per_unit);
+  Result sum = sums[at] == 0 ? Result{0} : static_cast<Result>(sums[at] / units[at]);
   if (bad[at]) sum = __uint_as_float(0x7fc00000u);
   out[at] = sum;
 }
@@ -822,19 +857,19 @@ __global__ void __launch_bounds__(kThreads)
 template <typename Element, int kVector>
 __global__ void __launch_bounds__(kThreads)
     fold_vectors(const Element* values, const typename Computed<Element>::Type* of_left,
-                 const typename Computed<Element>::Type* of_right, const Element* left_vector,
-                 const Element* right_vector, Element* of_values,
+                 const typename Computed<Element>::Type* of_right,
+                 const typename Computed<Element>::Type* vectors, Element* of_values,
                  typename Computed<Element>::Type* shares, int64 num_src, int64 num_dst,
                  int64 heads, int64 width) {
   using Number = typename Computed<Element>::Type;
   const int64 columns = heads * width;
   // A block takes some columns of every so many rows: several rows at a time if they are short.
-  const int64 vectors = (columns + kVector - 1) / kVector;
+  const int64 num_vectors = (columns + kVector - 1) / kVector;
   int lanes = kThreads;
-  while (lanes / 2 >= vectors) lanes /= 2;
+  while (lanes / 2 >= num_vectors) lanes /= 2;
   const int row_of_thread = threadIdx.x / lanes, rows = kThreads / lanes;
   __shared__ Number sums[2][kThreads * kVector];
-  for (int64 first = 0; first < vectors; first += lanes) {
+  for (int64 first = 0; first < num_vectors; first += lanes) {
     const int64 column = (first + threadIdx.x % lanes) * kVector;
     const bool active = column < columns;
     const int64 head = active ? column / width : 0;
@@ -842,8 +877,8 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
     for (int i = 0; i < kVector; ++i) {
       of_vectors[0][i] = of_vectors[1][i] = 0;
-      vector[0][i] = active ? number(left_vector[column + i]) : Number{0};
-      vector[1][i] = active ? number(right_vector[column + i]) : Number{0};
+      vector[0][i] = active ? vectors[column + i] : Number{0};
+      vector[1][i] = active ? vectors[columns + column + i] : Number{0};
     }
     for (int64 row = static_cast<int64>(blockIdx.x) * rows + row_of_thread; row < num_src && active;
          row += static_cast<int64>(gridDim.x) * rows) {

@@ -16,9 +16,12 @@ from torch import Tensor
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.ops.autograd import differentiable_once
 from dgl_mgpu.ops.check import DTYPES, ID_DTYPES, check_tensor
-from dgl_mgpu.ops.library import Operator, Written, call
+from dgl_mgpu.ops.library import Operator, Size, Written, call
 from dgl_mgpu.ops.transpose import transpose
 
+#: What destinations keep of a softmax: the largest score; the sum of powers of scores less that;
+#: and, for kernels, the size of the largest value.
+LARGEST, SUM, SIZE, KEPT = range(4)
 #: Scores of an edge, of its source's and its destination's operands.
 SCORES = ("additive", "dynamic", "dot")
 
@@ -56,7 +59,7 @@ class AttentionGradient(NamedTuple):
 
     grad: Tensor
     out: Tensor
-    log_sums: Tensor
+    kept: Tensor
 
 
 @Operator
@@ -84,6 +87,12 @@ def attention_backward_op(
 
 
 @Operator
+def attention_vectors_op(values: Tensor, vectors: Tensor, num_dst: Size) -> tuple[Tensor, Tensor]:
+    heads = values.shape[1]
+    return vectors.new_empty(values.shape[0], heads), vectors.new_empty(num_dst, heads)
+
+
+@Operator
 def attention_vectors_backward_op(
     of_values: Written, values: Tensor, of_left: Tensor, of_right: Tensor | None, vectors: Tensor
 ) -> Tensor:
@@ -96,10 +105,10 @@ def computed_in(dtype: torch.dtype) -> torch.dtype:
 
 
 def outputs(entries: Entries, operands: AttentionOperands) -> tuple[Tensor, Tensor]:
-    """Allocate the output, and for each destination and head the logarithm of the sum of powers."""
+    """Allocate the output and, for each destination and head, what the backward pass needs."""
     values, num_dst = operands.values, entries.indptr.shape[0] - 1
     out = values.new_empty(num_dst, *values.shape[1:])
-    return out, values.new_empty(*out.shape[:2], dtype=computed_in(values.dtype))
+    return out, values.new_empty(*out.shape[:2], KEPT, dtype=computed_in(values.dtype))
 
 
 def gradients(operands: AttentionOperands) -> list[Tensor]:
@@ -148,8 +157,8 @@ def attention(
     right : Tensor, shape (num_dst, heads) or (num_dst, heads, width), or None
         The same of destinations; None for the first of the values, unless scores are additive.
     score : {'additive', 'dynamic', 'dot'}
-    vector : Tensor or None, dtype of the values, shape (heads, width)
-        Of dynamic scores alone.
+    vector : Tensor or None, float32 or float64, shape (heads, width)
+        Of dynamic scores alone; float64 if the values are so.
     negative_slope, scale : float
     bias : Tensor or None, dtype of the values, shape (heads, width)
         Added to each sum.
@@ -249,9 +258,9 @@ def check_attention(
             else f"there are {num_dst} destinations and {num_src} sources",
             "pass right",
         )
-    for name, tensor in (("vector", vector), ("bias", bias)):
+    for name, tensor, of in (("vector", vector, computed_in(dtype)), ("bias", bias, dtype)):
         if tensor is not None:
-            check_tensor(tensor, name, action, dtype, (heads, width), device)
+            check_tensor(tensor, name, action, of, (heads, width), device)
 
 
 class _Request(NamedTuple):
@@ -272,32 +281,62 @@ class _Attention(torch.autograd.Function):
         vector: Tensor | None,
         bias: Tensor | None,
     ) -> Tensor:
-        operands = _contiguous(AttentionOperands(values, left, right, vector))
-        out, log_sums = attention_forward(request.entries, operands, bias, key, request.score)
-        ctx.request = request
-        ctx.save_for_backward(key, *operands, bias, out, log_sums)
+        operands = AttentionOperands(
+            values.contiguous(), *map(_contiguous, (left, right, vector))
+        )
+        bias = _contiguous(bias)
+        out, kept = attention_forward(request.entries, operands, bias, key, request.score)
+        ctx.request, ctx.output = request, KeptOutput(out)
+        # A copy: a bias may be updated meanwhile.
+        bias = None if bias is None else bias.clone()
+        ctx.save_for_backward(key, *operands, bias, kept)
         return out
 
     @staticmethod
     @differentiable_once("attention", "compose it of dgl.ops")
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        key, *operands, bias, out, log_sums = ctx.saved_tensors
+        key, *operands, bias, kept = ctx.saved_tensors
         entries, by_source, score = ctx.request
-        of_operands = attention_backward(
-            entries,
-            Entries(*by_source()),
-            AttentionOperands(*operands),
-            bias,
-            AttentionGradient(grad.contiguous(), out, log_sums),
-            key,
-            score,
-        )
+        edges, operands = Entries(*by_source()), AttentionOperands(*operands)
+        check_sources(edges, len(operands.values))
+        out = ctx.output.unchanged(entries, operands, bias, key, score)
+        gradient = AttentionGradient(grad.contiguous(), out, kept)
+        of_operands = attention_backward(entries, edges, operands, bias, gradient, key, score)
         of_bias = grad.sum(0) if ctx.needs_input_grad[-1] else None
         return None, None, *of_operands, of_bias
 
 
-def _contiguous(operands: AttentionOperands) -> AttentionOperands:
-    return AttentionOperands(*(None if it is None else it.contiguous() for it in operands))  # type: ignore[arg-type]
+class KeptOutput:
+    """The output of a forward pass, which a script may write to before the backward pass.
+
+    It is not kept by ``save_for_backward``, which raises then; it is computed again instead.
+    """
+
+    def __init__(self, out: Tensor) -> None:
+        self._out = out.detach()
+        self._version = None if out.is_inference() else out._version
+
+    def unchanged(self, *arguments: Any) -> Tensor:
+        """The output as :func:`attention_forward` returned it for these arguments."""
+        if self._out._version == self._version:
+            return self._out
+        out, _ = attention_forward(*arguments)
+        return out
+
+
+def check_sources(edges: Entries, count: int) -> None:
+    """Raise InvalidInputError unless edges by source are those of so many sources."""
+    if len(edges.indptr) != count + 1:
+        raise InvalidInputError(
+            "take the gradient of attention",
+            f"by_source returned an indptr of {len(edges.indptr) - 1} rows, and there are {count}"
+            " values",
+            "pass the same edges by source",
+        )
+
+
+def _contiguous(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.contiguous()
 
 
 def attention_forward(
@@ -307,7 +346,7 @@ def attention_forward(
     key: Tensor | None,
     score: AttentionScore,
 ) -> tuple[Tensor, Tensor]:
-    """The output, and the logarithms of the sums of powers, shape (num_dst, heads)."""
+    """The output, and what the backward pass needs, shape (num_dst, heads, KEPT)."""
     return call("attention", (*entries, *operands, bias, key), *score)
 
 
@@ -326,6 +365,24 @@ def attention_backward(
     return AttentionOperands(*(None if it is None else next(found) for it in operands))  # type: ignore[arg-type]
 
 
+def attention_vectors(values: Tensor, vectors: Tensor, num_dst: int) -> tuple[Tensor, Tensor]:
+    """Products of values with vectors, as operands of additive scores.
+
+    Parameters
+    ----------
+    values : Tensor, shape (num_src, heads, width)
+    vectors : Tensor, float32 or float64, shape (2, heads, width)
+    num_dst : int
+        Of how many of the first sources the second product is wanted.
+
+    Returns
+    -------
+    left : Tensor, dtype of the vectors, shape (num_src, heads)
+    right : Tensor, dtype of the vectors, shape (num_dst, heads)
+    """
+    return call("attention_vectors", (values, vectors), num_dst)
+
+
 def attention_vectors_backward(
     of_values: Tensor, values: Tensor, of_left: Tensor, of_right: Tensor | None, vectors: Tensor
 ) -> Tensor:
@@ -339,12 +396,12 @@ def attention_vectors_backward(
     of_left : Tensor, shape (num_src, heads)
     of_right : Tensor or None, shape (num_dst, heads)
         Of destinations that are the first of the sources.
-    vectors : Tensor, shape (2, heads, width)
+    vectors : Tensor, float32 or float64, shape (2, heads, width)
         Of the left and of the right operand.
 
     Returns
     -------
-    Tensor, shape (2, heads, width)
-        The gradient of the vectors.
+    Tensor, dtype and shape of ``vectors``
+        Their gradient.
     """
     return call("attention_vectors_backward", (of_values, values, of_left, of_right, vectors))

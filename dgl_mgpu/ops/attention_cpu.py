@@ -11,7 +11,11 @@ from torch import Tensor
 
 from dgl_mgpu.ops import parallel
 from dgl_mgpu.ops.attention import (
+    KEPT,
+    LARGEST,
     SCORES,
+    SIZE,
+    SUM,
     AttentionGradient,
     AttentionOperands,
     AttentionScore,
@@ -19,6 +23,7 @@ from dgl_mgpu.ops.attention import (
     attention_backward_op,
     attention_op,
     attention_vectors_backward_op,
+    attention_vectors_op,
     computed_in,
 )
 from dgl_mgpu.ops.memory import inline, kernel, load_id
@@ -52,11 +57,11 @@ class _Operands(NamedTuple):
 
 
 class _Gradient(NamedTuple):
-    """The gradient of the output; of each destination and head the logarithm of its sum, and the
-    product of its output with its gradient."""
+    """The gradient of the output; of each destination and head what it keeps, and the product of
+    its output with its gradient."""
 
     rows: np.ndarray
-    log_sums: np.ndarray
+    kept: np.ndarray
     products: np.ndarray
 
 
@@ -89,17 +94,18 @@ def _act_slope(x: float, slope: float) -> float:
 @inline
 def _score_of(source: int, destination: int, head: int, operands: _Operands, score: _Score) -> Any:
     left, right = operands.left, operands.right
+    rounded = operands.values.dtype.type  # as the largest is kept
     if score.kind == _ADDITIVE:
-        return _act(left[source, head] + right[destination, head], score.slope)
+        return rounded(_act(left[source, head] + right[destination, head], score.slope))
     total = 0.0
     if score.kind == _DYNAMIC:
         for place in range(head * score.width, (head + 1) * score.width):
             pre = left[source, place] + right[destination, place]
             total += operands.vector[place] * _act(pre, score.slope)
-        return total
+        return rounded(total)
     for place in range(head * score.width, (head + 1) * score.width):
         total += np.float64(left[source, place]) * right[destination, place]
-    return score.scale * total
+    return rounded(score.scale * total)
 
 
 @inline
@@ -117,7 +123,8 @@ def _weight_and_gradient(
 ) -> tuple[float, float]:  # fmt: skip
     """An edge's weight before dropout, and the gradient of its score."""
     value = _score_of(source, destination, head, operands, score)
-    weight = math.exp(value - grad.log_sums[destination, head])
+    kept = grad.kept[destination, head]
+    weight = math.exp(value - kept[LARGEST]) / kept[SUM]
     product = 0.0
     for place in range(head * score.width, (head + 1) * score.width):
         product += np.float64(grad.rows[destination, place]) * operands.values[source, place]
@@ -127,9 +134,9 @@ def _weight_and_gradient(
 @kernel
 def _attention(
     begin: int, end: int, edges: _Edges, operands: _Operands, bias: np.ndarray, score: _Score,
-    mask: _Mask, out: np.ndarray, log_sums: np.ndarray,
+    mask: _Mask, out: np.ndarray, kept: np.ndarray,
 ) -> None:  # fmt: skip
-    """Rows ``[begin, end)`` of the output and of the logarithms of sums."""
+    """Rows ``[begin, end)`` of the output and of what destinations keep."""
     heads, width = score.heads, score.width
     largest, total, row_sum = np.empty(heads), np.empty(heads), np.empty(heads * width)
     draws = np.uint64(0), np.uint64(0)
@@ -166,7 +173,9 @@ def _attention(
                 divisor = np.nan
             for place in range(head * width, (head + 1) * width):
                 out[row, place] = row_sum[place] / divisor + bias[place]
-            log_sums[row, head] = 0.0 if first == last else largest[head] + math.log(divisor)
+            kept[row, head, LARGEST] = 0.0 if first == last else largest[head]
+            kept[row, head, SUM] = divisor
+            kept[row, head, SIZE] = 0.0
 
 
 @kernel
@@ -269,15 +278,16 @@ def _attention_cpu(
     values = operands.values
     number, num_dst = computed_in(values.dtype), len(entries.indptr) - 1
     _, heads, width = values.shape
-    entries, out = _contiguous(entries), torch.empty(num_dst, heads * width, dtype=number)
-    log_sums = torch.empty(num_dst, heads, dtype=number)
+    entries, out = _contiguous(entries), torch.empty(num_dst, heads, width, dtype=number)
+    kept = torch.empty(num_dst, heads, KEPT, dtype=number)
     added = torch.zeros(heads * width, dtype=number) if bias is None else bias
     operands = operands._replace(right=_right_of(operands, num_dst))
     parallel.run(
         _attention, num_dst, _GRAIN, _edges(entries), _operands(operands), _flat(added, number),
-        _score(score, heads, width), _mask(key, score), out.numpy(), log_sums.numpy(),
+        _score(score, heads, width), _mask(key, score), out.flatten(1).numpy(),
+        kept.numpy(),
     )  # fmt: skip
-    return out.view(num_dst, heads, width).to(values.dtype), log_sums
+    return out.to(values.dtype), kept
 
 
 @attention_backward_op.cpu
@@ -290,7 +300,7 @@ def _attention_backward_cpu(
     key: Tensor | None,
     score: AttentionScore,
 ) -> list[Tensor]:
-    grad, out, log_sums = gradient
+    grad, out, kept = gradient
     is_shared, num_dst = operands.right is None, len(grad)
     values, left, _, vector = operands
     right = _right_of(operands, num_dst)
@@ -299,7 +309,7 @@ def _attention_backward_cpu(
     num_src, heads, width = values.shape
     attended = out.to(number) if bias is None else out.to(number) - bias.to(number)
     products = (grad.to(number) * attended).sum(2)
-    of_out = _Gradient(_matrix(grad, number), log_sums.detach().numpy(), products.detach().numpy())
+    of_out = _Gradient(_matrix(grad, number), kept.detach().numpy(), products.detach().numpy())
     shared = _operands(operands), of_out, _score(score, heads, width), _mask(key, score)
 
     # Of the rows alone and not of the threads: so is the order in which sums are taken.
@@ -333,6 +343,12 @@ def _attention_backward_cpu(
         summed = torch.from_numpy(of_vector.sum(0)).view(vector.shape)
         found.append(summed.to(vector.dtype))
     return found
+
+
+@attention_vectors_op.cpu
+def _attention_vectors_cpu(values: Tensor, vectors: Tensor, num_dst: int) -> tuple[Tensor, Tensor]:
+    left, right = ((values.to(vectors.dtype) * vector).sum(-1) for vector in vectors)
+    return left, right[:num_dst].clone()
 
 
 @attention_vectors_backward_op.cpu

@@ -6,7 +6,7 @@ import functools
 import math
 import struct
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from dgl_mgpu.ops.attention import (
     attention_backward_op,
     attention_op,
     attention_vectors_backward_op,
+    attention_vectors_op,
     computed_in,
     gradients,
     outputs,
@@ -52,14 +53,13 @@ class _Plan:
 
 def can_attend(heads: int, width: int, dtype: torch.dtype) -> bool:
     """Whether kernels have room for rows of this shape."""
-    return _lanes(heads, width, dtype, VECTOR_BYTES)[1] <= _MOST_VECTORS
+    return _lanes(heads, width, dtype)[1] <= _MOST_VECTORS
 
 
 @functools.lru_cache(maxsize=4096)
-def _lanes(heads: int, width: int, dtype: torch.dtype, alignment: int) -> tuple[int, int, int, int]:
+def _lanes(heads: int, width: int, dtype: torch.dtype) -> tuple[int, int, int, int]:
     """Columns of a vector, vectors of a lane, lanes of a head and heads of a warp."""
-    item = dtype.itemsize
-    vector = math.gcd(width * item, VECTOR_BYTES, alignment) // item
+    vector = _vector_of(width, dtype)
     vectors, together = -(-width // vector), min(_LANES, _power_of_2(heads))
     lanes = min(_LANES, _power_of_2(vectors))
     while lanes > 1 and lanes * together > _LANES:
@@ -84,9 +84,8 @@ def _plan(
     dtype: torch.dtype,
     heads: int,
     width: int,
-    alignment: int,
 ) -> _Plan:
-    vector, vectors, lanes, together = _lanes(heads, width, dtype, alignment)
+    vector, vectors, lanes, together = _lanes(heads, width, dtype)
     if vectors > _MOST_VECTORS:
         raise InvalidInputError(
             "compute attention on a GPU",
@@ -95,7 +94,7 @@ def _plan(
         )
     columns = vector * vectors
     behind = {
-        (_FORWARD, score): 2,
+        (_FORWARD, score): 2 + (score == "Additive"),
         (_SOURCES, "Additive"): 1,
         (_SOURCES, "Dot"): columns,
     }.get((kernel_pass, score), 0)
@@ -134,6 +133,7 @@ def _launch(
     bias: Tensor | None = None,
     grad: Tensor | None = None,
     products: Tensor | None = None,
+    units: Tensor | None = None,
 ) -> Tensor | None:
     """Fill the outputs of a pass; returns shares of the vector's gradient, if it has one."""
     indptr, indices, eids = (None if it is None else it.contiguous() for it in entries)
@@ -144,12 +144,7 @@ def _launch(
     device, (_, heads, width) = values.device, values.shape
     kind = {"additive": "Additive", "dynamic": "Dynamic"}.get(score.kind)
     kind = kind or ("DotOfValues" if left is None else "Dot")
-    rows = [values, vector, bias, grad, written.out, written.left_out]
-    rows += [] if kind == "Additive" else [left, right]
-    plan = _plan(
-        kernel_pass, kind, key is not None, indptr.dtype, values.dtype, heads, width,
-        _alignment(*rows),
-    )  # fmt: skip
+    plan = _plan(kernel_pass, kind, key is not None, indptr.dtype, values.dtype, heads, width)
     num_rows = indptr.shape[0] - 1
     share_bytes = 8 + 2 * plan.part_bytes
     row_bytes = heads * width * values.itemsize
@@ -163,7 +158,7 @@ def _launch(
     scratch = torch.empty(num_shares * share_bytes, dtype=torch.uint8, device=device)
     open_rows = scratch.data_ptr()
     request = gpu.struct(
-        indptr, indices, eids, values, left, right, vector, bias, grad, products, key,
+        indptr, indices, eids, values, left, right, vector, bias, grad, products, units, key,
         int(score.dropout * 2**32), _bits(1 / (1 - score.dropout)), _bits(score.slope),
         _bits(score.scale), written.out, written.left_out, numbers, written.right_sums,
         written.right_bad, num_rows, written.added_rows, heads, width, plan.tiles, share,
@@ -176,10 +171,20 @@ def _launch(
     return shares_of_vector
 
 
-def _alignment(*tensors: Tensor | None) -> int:
-    """Bytes of which all tensors' addresses are multiples, at most those of a vector."""
-    addresses = (0 if tensor is None else tensor.data_ptr() for tensor in tensors)
-    return math.gcd(VECTOR_BYTES, *addresses)
+def _vector_of(width: int, dtype: torch.dtype) -> int:
+    """Columns of a head that are read at once."""
+    return math.gcd(width * dtype.itemsize, VECTOR_BYTES) // dtype.itemsize
+
+
+def _aligned(tensors: Any) -> Any:
+    """A group of tensors, those copied that do not begin where vectors may."""
+    return type(tensors)(*map(_aligned_one, tensors))
+
+
+def _aligned_one(tensor: Tensor | None) -> Tensor | None:
+    if tensor is None or tensor.data_ptr() % VECTOR_BYTES == 0:
+        return tensor
+    return tensor.clone()
 
 
 def _bits(value: float) -> int:
@@ -196,11 +201,12 @@ def _attention(
     key: Tensor | None,
     score: AttentionScore,
 ) -> tuple[Tensor, Tensor]:
-    out, log_sums = outputs(entries, operands)
+    operands, bias = _aligned(operands), _aligned_one(bias)
+    out, kept = outputs(entries, operands)
     if out.numel():
-        written = _Outputs(out, numbers=log_sums)
+        written = _Outputs(out, numbers=kept)
         _launch(_FORWARD, entries, operands, key, score, written, bias)
-    return out, log_sums
+    return out, kept
 
 
 @attention_backward_op.cuda
@@ -213,27 +219,28 @@ def _attention_backward(
     key: Tensor | None,
     score: AttentionScore,
 ) -> list[Tensor]:
-    grad, out, log_sums = gradient
+    operands, bias = _aligned(operands), _aligned_one(bias)
+    gradient = _aligned(gradient)
+    grad = gradient.grad
     found = gradients(operands)
     if not grad.numel() or not operands.values.numel():
         return [tensor.zero_() for tensor in found]
     if score.kind == "additive":
-        largest = _largest_values(operands.values, by_source.indptr)
-        products = _products(grad, out, log_sums, operands, bias, score, largest)
+        products, units = _products(gradient, operands.right, bias, score)
         of_values, of_left, of_right = found
         count = of_right.numel()
         zeros = torch.zeros(9 * count, dtype=torch.uint8, device=grad.device)
         sums, bad = zeros[: 8 * count].view(torch.int64), zeros[8 * count :]
         written = _Outputs(of_values, None, of_left, sums, bad)
-        _launch(_SOURCES, by_source, operands, key, score, written, None, grad, products)
+        _launch(_SOURCES, by_source, operands, key, score, written, None, grad, products, units)
         name = "double" if of_right.dtype == torch.float64 else "float"
         kernel = Kernel("attention.cu", f"dgl_mgpu::scale_sums<{name}>")
         kernel(
-            -(-count // _THREADS), _THREADS, sums, bad, products, of_right, count,
+            -(-count // _THREADS), _THREADS, sums, bad, units, of_right, count,
             device=grad.device,
         )  # fmt: skip
         return found
-    products = _products(grad, out, log_sums, operands, bias, score, None)
+    products, _ = _products(gradient, None, bias, score)
     others = iter(found)
     of_values = next(others)
     left_out = None if operands.left is None else next(others)
@@ -261,27 +268,19 @@ def _blocks_over(count: int, device: torch.device) -> int:
     return max(1, min(most, -(-count // _THREADS)))
 
 
-def _vector_of(width: int, dtype: torch.dtype, *tensors: Tensor | None) -> int:
-    """Columns of a head that are read at once."""
-    return math.gcd(width * dtype.itemsize, _alignment(*tensors)) // dtype.itemsize
-
-
-def _largest_values(values: Tensor, indptr: Tensor) -> Tensor:
-    """The size of the largest finite value of sources that have edges, of each head.
-
-    Other sources may hold anything: rows of padding.  What is not finite is noticed edge by edge.
-    """
-    num_rows, heads, width = values.shape
-    vector = _vector_of(width, values.dtype, values)
-    largest = torch.zeros(heads, dtype=torch.float32, device=values.device)
-    types = f"{c_type(indptr.dtype)}, {ELEMENTS[values.dtype]}, {vector}"
-    kernel = Kernel("attention.cu", f"dgl_mgpu::find_largest<{types}>")
-    blocks = _blocks_over(values.numel() // vector, values.device)
-    kernel(
-        blocks, _THREADS, values, indptr.contiguous(), largest, num_rows, heads, width,
-        device=values.device,
-    )  # fmt: skip
-    return largest
+@attention_vectors_op.cuda
+def _attention_vectors(values: Tensor, vectors: Tensor, num_dst: int) -> tuple[Tensor, Tensor]:
+    values = _aligned_one(values)  # type: ignore[assignment]
+    num_src, heads, width = values.shape
+    left, right = vectors.new_zeros(num_src, heads), vectors.new_zeros(num_dst, heads)
+    if values.numel():
+        kernel, lanes = _kernel_of_heads("multiply_vectors", values.dtype, width)
+        count = num_src * heads
+        kernel(
+            -(-count * lanes // _THREADS), _THREADS, values, vectors.contiguous(), left, right,
+            count, num_dst * heads, heads, width, device=values.device,
+        )  # fmt: skip
+    return left, right
 
 
 @attention_vectors_backward_op.cuda
@@ -291,48 +290,46 @@ def _attention_vectors_backward(
     num_src, heads, width = values.shape
     if not values.numel():
         return torch.zeros_like(vectors)
-    vector = _vector_of(width, values.dtype, of_values, values, vectors)
+    values, added = _aligned_one(values), _aligned_one(of_values)  # type: ignore[assignment]
+    assert added is not None
+    vector = _vector_of(width, values.dtype)
     kernel = Kernel("attention.cu", f"dgl_mgpu::fold_vectors<{ELEMENTS[values.dtype]}, {vector}>")
     blocks = _blocks_over(values.numel() // vector, values.device)
     shares_of_vectors = torch.empty(
-        blocks, *vectors.shape, dtype=computed_in(values.dtype), device=values.device
+        blocks, *vectors.shape, dtype=vectors.dtype, device=values.device
     )
     num_dst = 0 if of_right is None else len(of_right)
-    left_vector, right_vector = vectors.contiguous()
     kernel(
-        blocks, _THREADS, values, of_left, of_right, left_vector, right_vector, of_values,
+        blocks, _THREADS, values, of_left, of_right, vectors.contiguous(), added,
         shares_of_vectors, num_src, num_dst, heads, width, device=values.device,
     )  # fmt: skip
-    return shares_of_vectors.sum(0).to(vectors.dtype)
+    if added is not of_values:
+        of_values.copy_(added)
+    return shares_of_vectors.sum(0)
 
 
 @functools.lru_cache(maxsize=256)
-def _products_kernel(dtype: torch.dtype, width: int, alignment: int) -> tuple[Kernel, int]:
-    """The kernel, and lanes of a head."""
-    vector = math.gcd(width * dtype.itemsize, alignment) // dtype.itemsize
+def _kernel_of_heads(name: str, dtype: torch.dtype, width: int) -> tuple[Kernel, int]:
+    """A kernel with a group of lanes for each head, and the number of these."""
+    vector = _vector_of(width, dtype)
     lanes = min(_LANES, _power_of_2(-(-width // vector)))
-    name = f"dgl_mgpu::multiply_gradients<{ELEMENTS[dtype]}, {vector}, {lanes}>"
-    return Kernel("attention.cu", name), lanes
+    types = f"{ELEMENTS[dtype]}, {vector}, {lanes}"
+    return Kernel("attention.cu", f"dgl_mgpu::{name}<{types}>"), lanes
 
 
 def _products(
-    grad: Tensor,
-    out: Tensor,
-    log_sums: Tensor,
-    operands: AttentionOperands,
-    bias: Tensor | None,
-    score: AttentionScore,
-    largest: Tensor | None,
-) -> Tensor:
-    """What passes backward read of destinations, shape (num_dst, heads, 4)."""
+    gradient: AttentionGradient, right: Tensor | None, bias: Tensor | None, score: AttentionScore
+) -> tuple[Tensor, Tensor | None]:
+    """What passes backward read of destinations, shape (num_dst, heads, 4); and units, if there are
+    numbers on the right, shape (num_dst, heads)."""
+    grad, out, kept = gradient
     num_dst, heads, width = grad.shape
-    products = log_sums.new_empty(num_dst, heads, 4)
-    kernel, lanes = _products_kernel(grad.dtype, width, _alignment(grad, out, bias))
-    count = num_dst * heads
-    kept = 1 / (1 - score.dropout)
+    products = kept.new_empty(num_dst, heads, 4)
+    units = None if right is None else kept.new_empty(num_dst, heads, dtype=torch.float64)
+    kernel, lanes = _kernel_of_heads("multiply_gradients", grad.dtype, width)
+    count, dropped_to = num_dst * heads, 1 / (1 - score.dropout)
     kernel(
-        -(-count * lanes // _THREADS), _THREADS, grad, out, log_sums,
-        None if largest is None else operands.right, largest, bias, products, count, heads, width,
-        _MARGIN * kept * max(1.0, abs(score.slope)), device=grad.device,
+        -(-count * lanes // _THREADS), _THREADS, grad, out, kept, right, bias, products, units,
+        count, heads, width, _MARGIN * dropped_to * max(1.0, abs(score.slope)), device=grad.device,
     )  # fmt: skip
-    return products
+    return products, units

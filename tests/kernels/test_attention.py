@@ -12,18 +12,21 @@ from torch import Tensor
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.ops import transpose
 from dgl_mgpu.ops.attention import (
+    SIZE,
     AttentionGradient,
     AttentionOperands,
     AttentionScore,
     Entries,
     attention_backward,
     attention_forward,
+    attention_vectors,
     attention_vectors_backward,
     computed_in,
 )
 from dgl_mgpu.ops.attention_cuda import (
     _attention,
     _attention_backward,
+    _attention_vectors,
     _attention_vectors_backward,
     can_attend,
 )
@@ -66,7 +69,7 @@ def operands_of(
         left, right = random(NUM_SRC, heads, dtype=number), random(num_dst, heads, dtype=number)
         return AttentionOperands(values, left, right, None)
     left = random(NUM_SRC, heads, width) if kind == "dot" else None
-    vector = random(heads, width) if kind.startswith("dynamic") else None
+    vector = random(heads, width, dtype=number) if kind.startswith("dynamic") else None
     if kind.endswith("of itself"):
         return AttentionOperands(values, None, None, vector)
     return AttentionOperands(values, left, random(num_dst, heads, width), vector)
@@ -103,23 +106,24 @@ def check(
     key = torch.tensor([123456789]) if dropout else None
     score = AttentionScore(kind.partition(" ")[0], 0.2, 0.3, dropout)
     wide = None if bias is None else bias.double()
-    expected, log_sums = attention_forward(by_destination, widened(operands), wide, key, score)
+    expected, kept = attention_forward(by_destination, widened(operands), wide, key, score)
 
     at = [moved(it, where) for it in (by_destination, by_source, operands)]
     bias, grad, key = (None if it is None else it.to(where) for it in (bias, grad, key))
-    out, found_sums = _attention(*at[0], *at[2], bias, key, *score)
+    out, found_kept = _attention(*at[0], *at[2], bias, key, *score)
     assert out.dtype == dtype
     close(out, expected, rounding)
-    close(found_sums, log_sums, rounding)
+    has_edges = torch.tensor(lengths, dtype=torch.int64) > 0
+    close(found_kept[has_edges.to(where), :, :SIZE], kept[has_edges, :, :SIZE], rounding)
 
     # Of the output as it was rounded.
     gradients = attention_backward(
         by_destination, by_source, widened(operands), wide,
-        AttentionGradient(grad.cpu().double(), out.cpu().double(), log_sums),
+        AttentionGradient(grad.cpu().double(), out.cpu().double(), kept),
         key if key is None else key.cpu(), score,
     )  # fmt: skip
     results = iter(
-        _attention_backward(*at[0], *at[1], *at[2], bias, grad, out, found_sums, key, *score)
+        _attention_backward(*at[0], *at[1], *at[2], bias, grad, out, found_kept, key, *score)
     )
     for operand, gradient in zip(operands, gradients, strict=True):
         if operand is not None:
@@ -178,15 +182,19 @@ def test_no_edges(where, kind, lengths):
     check(where, kind, lengths)
 
 
+def entries_of_additive(lengths):
+    torch.manual_seed(1)
+    return entries_of(lengths, torch.int32, False)
+
+
 def backward_of_additive(where, operands, grad, lengths):
     """Gradients, and those of the CPU in float64, on the same edges each time."""
-    torch.manual_seed(1)
-    by_destination, by_source = entries_of(lengths, torch.int32, False)
+    by_destination, by_source = entries_of_additive(lengths)
     at = [moved(it, where) for it in (by_destination, by_source, operands)]
     score = AttentionScore("additive", 0.2, 1.0, 0.0)
     grad = grad.to(where)
-    out, log_sums = _attention(*at[0], *at[2], None, None, *score)
-    args = (*at[0], *at[1], *at[2], None, grad, out, log_sums, None, *score)
+    out, kept = _attention(*at[0], *at[2], None, None, *score)
+    args = (*at[0], *at[1], *at[2], None, grad, out, kept, None, *score)
     found = [it.cpu() for it in _attention_backward(*args)]
     wide = widened(operands)
     exact, sums = attention_forward(by_destination, wide, None, None, score)
@@ -195,7 +203,7 @@ def backward_of_additive(where, operands, grad, lengths):
     return found, expected
 
 
-@pytest.mark.parametrize("scale", [1e-30, 1e-12, 1e12, 1e25])
+@pytest.mark.parametrize("scale", [1e-34, 1e-30, 1e-12, 1e12, 1e25, 1e34])
 def test_gradients_of_any_size(where, scale):
     """Sums of integers have units of their own."""
     torch.manual_seed(0)
@@ -204,6 +212,55 @@ def test_gradients_of_any_size(where, scale):
     grad = scale * torch.randn(len(lengths), 2, 8)
     found, expected = backward_of_additive(where, operands, grad, lengths)
     close(found[2], expected.right, 4e-4, size=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("size", [1e6, 1e15, 1e30])
+def test_values_elsewhere_do_not_matter(where, size, dtype):
+    """The unit of a destination's sum is of what it reads alone."""
+    torch.manual_seed(0)
+    lengths = [3, 4, 0, 5, 30]
+    operands = operands_of("additive", len(lengths), 2, 8, dtype)
+    grad = torch.randn(len(lengths), 2, 8).to(dtype)
+    before, _ = backward_of_additive(where, operands, grad, lengths)
+    # Entries of the last destination alone.
+    by_destination, _ = entries_of_additive(lengths)
+    of_last = by_destination.indices[by_destination.indptr[-2] :].unique().long()
+    read = by_destination.indices[: by_destination.indptr[-2]].unique().long()
+    others = [source for source in of_last.tolist() if source not in set(read.tolist())]
+    operands.values[others] *= size
+    after, expected = backward_of_additive(where, operands, grad, lengths)
+    assert len(others) > 0
+    assert torch.equal(after[2][:-1], before[2][:-1])
+    close(after[2][:-1], expected.right[:-1], 1e-13 if dtype == torch.float64 else 4e-4)
+
+
+@pytest.mark.parametrize("offset", [1, 3])
+@pytest.mark.parametrize("kind", KINDS)
+def test_tensors_that_begin_anywhere(where, kind, offset):
+    """Also where rows are too wide to be read number by number; and a bias that is a view."""
+    torch.manual_seed(0)
+    by_destination, by_source = entries_of([5, 0, 9], torch.int32, False)
+    operands = operands_of(kind, 3, 1, 200, torch.float32)
+    bias, grad = torch.randn(1, 200), torch.randn(3, 1, 200)
+    score = AttentionScore(kind.partition(" ")[0], 0.2, 0.3, 0.0)
+
+    def results(move):
+        args = (*by_destination, *map(move, operands), move(bias), None, *score)
+        out, kept = _attention(*args)
+        given = (*by_destination, *by_source, *map(move, operands), move(bias), move(grad))
+        return [out, *_attention_backward(*given, out, kept, None, *score)]
+
+    def shifted(tensor):
+        if tensor is None:
+            return None
+        memory = torch.empty(tensor.numel() + offset, dtype=tensor.dtype, device=where)
+        return memory[offset:].view(tensor.shape).copy_(tensor)
+
+    by_destination, by_source = moved(by_destination, where), moved(by_source, where)
+    expected = results(lambda it: None if it is None else it.to(where))
+    for one, other in zip(results(shifted), expected, strict=True):
+        assert torch.equal(one, other)
 
 
 def test_gradients_that_are_not_finite_stay_with_their_destination(where):
@@ -240,7 +297,7 @@ def test_vectors_that_operands_are_made_of(where, heads, width, dtype, rounding,
     of_values, values = torch.randn(2, NUM_SRC, heads, width).to(dtype)
     of_left = torch.randn(NUM_SRC, heads).to(computed_in(dtype))
     of_right = torch.randn(num_dst, heads).to(computed_in(dtype)) if num_dst else None
-    vectors = torch.randn(2, heads, width).to(dtype)
+    vectors = torch.randn(2, heads, width).to(computed_in(dtype))
     tensors = of_values, values, of_left, of_right, vectors
     expected, *others = (None if it is None else it.clone().double() for it in tensors)
     of_vectors = attention_vectors_backward(expected, *others)
@@ -250,9 +307,16 @@ def test_vectors_that_operands_are_made_of(where, heads, width, dtype, rounding,
     torch.testing.assert_close(of_vectors[0], sums)
     tensors = [None if it is None else it.to(where) for it in tensors]
     found = _attention_vectors_backward(*tensors)
-    assert found.dtype == dtype
+    assert found.dtype == vectors.dtype
     close(found, of_vectors, rounding)
     close(tensors[0], expected, rounding)
+    products = attention_vectors(values.double(), vectors.double(), num_dst)
+    found = _attention_vectors(values.to(where), vectors.to(where), num_dst)
+    for one, other in zip(found, products, strict=True):
+        assert one.dtype == vectors.dtype
+        close(one, other, 1e-5)
+    exact = (values.double() * vectors[0].double()).sum(-1)
+    torch.testing.assert_close(products[0], exact)
 
 
 def test_rows_that_are_too_wide(where):

@@ -11,7 +11,14 @@ import torch
 from torch import Tensor
 
 from dgl_mgpu.errors import InvalidInputError
-from dgl_mgpu.ops.attention import AttentionScore, Entries, attention
+from dgl_mgpu.ops.attention import (
+    LARGEST,
+    SUM,
+    AttentionScore,
+    Entries,
+    attention,
+    computed_in,
+)
 from dgl_mgpu.ops.philox import ATTENTION_STREAM
 from dgl_mgpu.ops.transpose import transpose
 from tests.ops import reference
@@ -83,7 +90,7 @@ def case_of(
         arguments["left"] = torch.randn(graph.num_src, *shape).to(of_score)
     arguments["right"] = torch.randn(graph.num_dst, *shape).to(of_score)
     if kind == "dynamic":
-        arguments["vector"] = torch.randn(heads, width).to(dtype)
+        arguments["vector"] = torch.randn(heads, width).to(computed_in(dtype))
     if bias:
         arguments["bias"] = torch.randn(heads, width).to(dtype)
     return Case(graph, kind.removesuffix(" of values"), arguments)
@@ -488,14 +495,54 @@ def test_only_gradients_that_are_needed(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_kept_must_not_be_overwritten(kind):
     case = case_of(kind, small_graph())
-    for name in (*case.arguments, "out"):
+    for name in case.arguments.keys() - {"bias"}:
         leaves = leaves_of(case.arguments)
-        out = attend(case, leaves)
-        result = out.sum()
+        copies = {key: it.clone() for key, it in leaves.items()}
+        out = attend(case, copies)
         with torch.no_grad():
-            (leaves | {"out": out})[name].add_(1)
+            copies[name].add_(1)
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-            result.backward()
+            out.sum().backward()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_output_and_the_bias_may_be_written_to(kind):
+    """As of a layer that adds its bias at last: activations work in place."""
+    case = case_of(kind, small_graph())
+    expected, found = leaves_of(case.arguments), leaves_of(case.arguments)
+    attend(case, expected).relu().square().sum().backward()
+    out = attend(case, found).relu_()
+    with torch.no_grad():
+        found["bias"].add_(1)
+    out.square().sum().backward()
+    for name, leaf in found.items():
+        assert torch.equal(leaf.grad, expected[name].grad), name
+
+
+@pytest.mark.parametrize("size", [1e4, 1e8, 1e20])
+@pytest.mark.parametrize("kind", KINDS)
+def test_scores_of_any_size_have_weights_that_add_up(kind, size):
+    """Two edges with equal scores have half of the gradient each, in float32."""
+    edges = torch.tensor([0, 2]), torch.tensor([0, 1]), None
+    values = torch.ones(2, 1, 1, requires_grad=True)
+    options: dict[str, Any] = {"score": kind.removesuffix(" of values"), "negative_slope": 1.0}
+    left, right = None, torch.full((1, 1, 1), size)
+    if kind == "additive":
+        left, right = torch.zeros(2, 1), right[:, :, 0]
+    elif kind == "dot":
+        left = torch.ones(2, 1, 1)
+    if kind == "dynamic":
+        options["vector"] = torch.ones(1, 1)
+    (gradient,) = torch.autograd.grad(attention(*edges, values, left, right, **options), values)
+    torch.testing.assert_close(gradient.flatten(), torch.tensor([0.5, 0.5]))
+
+
+def test_edges_by_source_of_other_sources_are_refused():
+    case = case_of("dot", small_graph())
+    by_source = transpose(*case.graph.entries, case.graph.num_src + 3)
+    out = attend(case, leaves_of(case.arguments), by_source=lambda: by_source)
+    with pytest.raises(InvalidInputError, match="indptr of 26 rows, and there are 23"):
+        out.sum().backward()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -511,13 +558,13 @@ def test_a_second_derivative_is_refused(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_destinations_keep(kind):
-    """The logarithm of a softmax's sum."""
+    """The largest score and the sum of powers of scores less that."""
     case = case_of(kind, small_graph(eids=False), heads=3)
     indptr, indices, _ = case.graph.entries
     names = ("values", "left", "right", "vector", "bias")
     values, left, right, vector, bias = map(case.arguments.get, names)
     tensors = (indptr, indices, None, values, left, right, vector, bias, None)
-    _, log_sums = sum_op(*tensors, case.score, SLOPE, SCALE, 0.0)
+    _, kept = sum_op(*tensors, case.score, SLOPE, SCALE, 0.0)
     for row, (first, last) in enumerate(pairwise(indptr.tolist())):
         sources = (values if left is None else left)[indices[first:last]]
         pre = sources + right[row]
@@ -527,8 +574,10 @@ def test_what_destinations_keep(kind):
             scores = SCALE * (sources * right[row]).sum(2)
             if kind == "dynamic":
                 scores = (vector * torch.where(pre > 0, pre, SLOPE * pre)).sum(2)
-        expected = scores.logsumexp(0) if last > first else torch.zeros(3).double()
-        torch.testing.assert_close(log_sums[row], expected)
+        if last > first:
+            torch.testing.assert_close(kept[row, :, LARGEST], scores.amax(0))
+            sums = (scores - scores.amax(0)).exp().sum(0)
+            torch.testing.assert_close(kept[row, :, SUM], sums)
 
 
 FLOATS = torch.zeros(3, 2, 4)
@@ -626,10 +675,10 @@ def test_registration(kind):
         score = AttentionScore(case.score, SLOPE, SCALE, 0.5 if eids else 0.0)
         arguments = (*case.graph.entries, *operands, bias, key, *score)
         torch.library.opcheck(sum_op, arguments)
-        out, log_sums = sum_op(*arguments)
+        out, kept = sum_op(*arguments)
         grad = torch.randn(out.shape).to(dtype)
         by_source = transpose(*case.graph.entries, case.graph.num_src)
-        given = (*operands, bias, grad, out, log_sums, key, *score)
+        given = (*operands, bias, grad, out, kept, key, *score)
         torch.library.opcheck(backward_op, (*case.graph.entries, *by_source, *given))
 
 

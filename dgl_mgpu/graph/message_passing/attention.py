@@ -12,6 +12,7 @@ import torch
 from dgl.base import DGLError
 from dgl.heterograph import DGLGraph
 from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
 
 from dgl_mgpu.graph.index import TensorIndex
 from dgl_mgpu.graph.relation import Relation
@@ -22,9 +23,12 @@ from dgl_mgpu.ops.attention import (
     Entries,
     attention,
     attention_backward,
+    KeptOutput,
     attention_forward,
+    attention_vectors,
     attention_vectors_backward,
     check_attention,
+    check_sources,
     computed_in,
 )
 from dgl_mgpu.ops.attention_cuda import can_attend
@@ -40,9 +44,16 @@ def serves(graph: Any, heads: int, width: int, *features: Any) -> bool:
     if not isinstance(graph, DGLGraph):
         return False
     index = graph._graph
+    if type(index) is not TensorIndex or len(index.relations) != 1:
+        return False
+    relation = index.relations[0]
+    counts = [relation.num_src, relation.num_dst][: len(features)]
+    # Of a graph that is no block, both ends have the one feature: they are the same nodes.
+    has_both = len(features) == 2 or graph.is_block or len(graph.ntypes) == 1
     return (
-        type(index) is TensorIndex
-        and len(index.relations) == 1
+        has_both
+        and [it.shape[0] for it in features if isinstance(it, Tensor)] == counts
+        and not _has_any_global_hook()
         and all(
             isinstance(rows, Tensor) and rows.dim() == 2 and rows.dtype in DTYPES
             for rows in features
@@ -62,9 +73,16 @@ def overwrites_sources(graph: Any, feat: Any) -> bool:
 
 def is_plain(module: Any, kind: type[nn.Module]) -> bool:
     """Whether a part of a layer does what it does in DGL: nobody replaced it or watches it."""
-    watches = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks
-    drops_all = kind is nn.Dropout and getattr(module, "p", 0) >= 1
-    return type(module) is kind and not any(watches) and not drops_all
+    if type(module) is not kind or "forward" in vars(module):
+        return False
+    watches = (
+        module._forward_hooks,
+        module._forward_pre_hooks,
+        module._backward_hooks,
+        module._backward_pre_hooks,
+    )
+    drops_all = isinstance(module, nn.Dropout) and module.p >= 1
+    return not any(watches) and not drops_all
 
 
 def relation_of(graph: DGLGraph) -> Relation:
@@ -113,13 +131,11 @@ def additive(
         See :func:`dgl_mgpu.ops.attention.attention`.
     """
     score = AttentionScore("additive", negative_slope, 1.0, dropout)
-    dtype = sources.dtype
-    attn_l, attn_r = attn_l.to(dtype), attn_r.to(dtype)
     with torch.autocast(sources.device.type, enabled=False):
+        vectors = torch.cat([attn_l, attn_r]).to(computed_in(sources.dtype))
         out: Tensor = _Additive.apply(
-            _Pass(relation, score), _key(sources, dropout), sources, destinations, attn_l, attn_r,
-            bias,
-        )  # fmt: skip
+            _Pass(relation, score), _key(sources, dropout), sources, destinations, vectors, bias
+        )
     return out
 
 
@@ -159,66 +175,52 @@ class _Additive(torch.autograd.Function):
         key: Tensor | None,
         sources: Tensor,
         destinations: Tensor | None,
-        attn_l: Tensor,
-        attn_r: Tensor,
+        vectors: Tensor,
         bias: Tensor | None,
     ) -> Tensor:
         relation, score = request
         sources = sources.contiguous()
-        destinations = None if destinations is None else destinations.contiguous()
+        bias = None if bias is None else bias.contiguous()
         if destinations is None:
-            of_both = _per_head(sources, torch.stack([attn_l[0], attn_r[0]], -1))
-            left = of_both[..., 0].contiguous()
-            right = of_both[: relation.num_dst, :, 1].contiguous()
+            left, right = attention_vectors(sources, vectors, relation.num_dst)
         else:
-            left = _per_head(sources, attn_l[0].unsqueeze(-1))[..., 0]
-            right = _per_head(destinations, attn_r[0].unsqueeze(-1))[..., 0]
+            destinations = destinations.contiguous()
+            left, _ = attention_vectors(sources, vectors, 0)
+            right, _ = attention_vectors(destinations, vectors.flip(0), 0)
         operands = AttentionOperands(sources, left, right, None)
         entries = Entries(*relation.csc())
         check_attention(entries, operands, bias, score.kind, score.dropout)
-        out, log_sums = attention_forward(entries, operands, bias, key, score)
-        ctx.request = request
-        ctx.save_for_backward(
-            key, sources, destinations, attn_l, attn_r, bias, left, right, out, log_sums
-        )
+        out, kept = attention_forward(entries, operands, bias, key, score)
+        ctx.request, ctx.output = request, KeptOutput(out)
+        # A copy: a bias may be updated meanwhile.
+        bias = None if bias is None else bias.clone()
+        ctx.save_for_backward(key, sources, destinations, vectors, bias, left, right, kept)
         return out
 
     @staticmethod
     @differentiable_once("attention", "compose it of dgl.ops")
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        key, sources, destinations, attn_l, attn_r, bias, left, right, *kept = ctx.saved_tensors
-        out, log_sums = kept
+        key, sources, destinations, vectors, bias, left, right, kept = ctx.saved_tensors
         relation, score = ctx.request
         operands = AttentionOperands(sources, left, right, None)
+        entries, edges = Entries(*relation.csc()), Entries(*relation.csr())
+        check_sources(edges, len(sources))
+        out = ctx.output.unchanged(entries, operands, bias, key, score)
+        gradient = AttentionGradient(grad.contiguous(), out, kept)
         of_sources, of_left, of_right, _ = attention_backward(
-            Entries(*relation.csc()),
-            Entries(*relation.csr()),
-            operands,
-            bias,
-            AttentionGradient(grad.contiguous(), out, log_sums),
-            key,
-            score,
+            entries, edges, operands, bias, gradient, key, score
         )
         assert of_left is not None
         assert of_right is not None
-        vectors = torch.stack([attn_l[0], attn_r[0]])
         of_destinations = None
         if destinations is None:
             of_vectors = attention_vectors_backward(of_sources, sources, of_left, of_right, vectors)
-            of_attn_l, of_attn_r = of_vectors.unsqueeze(1)
         else:
-            of_attn_l, _ = attention_vectors_backward(
-                of_sources, sources, of_left, None, vectors
-            ).unsqueeze(1)
+            of_vectors = attention_vectors_backward(of_sources, sources, of_left, None, vectors)
             of_destinations = torch.zeros_like(destinations)
-            of_attn_r, _ = attention_vectors_backward(
+            of_right_vector, _ = attention_vectors_backward(
                 of_destinations, destinations, of_right, None, vectors.flip(0)
-            ).unsqueeze(1)
+            )
+            of_vectors[1] = of_right_vector
         of_bias = None if bias is None else grad.sum(0)
-        return None, None, of_sources, of_destinations, of_attn_l, of_attn_r, of_bias
-
-
-def _per_head(rows: Tensor, vectors: Tensor) -> Tensor:
-    """Products of rows of shape (n, heads, width) with vectors of shape (heads, width, k)."""
-    products = torch.bmm(rows.transpose(0, 1), vectors).transpose(0, 1)
-    return products.to(computed_in(rows.dtype)).contiguous()
+        return None, None, of_sources, of_destinations, of_vectors, of_bias

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dgl_mgpu  # noqa: F401  # isort: skip  # mends the import of dgl below
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -112,8 +113,18 @@ def test_layers_are_those_of_dgl(name, shape, device, passes):
         lambda layer: layer.attn_drop.register_forward_pre_hook(lambda module, inputs: None),
         lambda layer: setattr(layer, "attn_drop", nn.Dropout(1.0)),
         lambda layer: setattr(layer, "attn_drop", nn.Identity()),
+        lambda layer: setattr(layer.leaky_relu, "forward", torch.tanh),
+        lambda layer: layer.attn_drop.register_full_backward_pre_hook(lambda module, grad: None),
     ],
-    ids=["another activation", "a hook", "a hook before", "all is dropped", "another dropout"],
+    ids=[
+        "another activation",
+        "a hook",
+        "a hook before",
+        "all is dropped",
+        "another dropout",
+        "another function",
+        "a hook backward",
+    ],
 )
 @pytest.mark.parametrize("name", ["GAT", "GATv2"])
 def test_parts_that_are_not_dgls_are_composed(name, change, passes):
@@ -188,3 +199,65 @@ def test_no_nodes(name, passes):
     assert out.shape[0] == 0
     assert len(passes) == 1
     assert all(it.grad is not None for it in layer.parameters())
+
+
+@pytest.mark.parametrize("count", [-3, 3])
+@pytest.mark.parametrize("shape", ["graph", "block", "bipartite"])
+@pytest.mark.parametrize("name", LAYERS)
+def test_features_of_other_nodes_are_refused(name, shape, count, passes):
+    """By DGL's own check: kernels do not look for rows that are not there."""
+    with on_tensors("cpu"):
+        g = block("cpu") if shape == "block" else graph("cpu")
+        if shape == "bipartite":
+            g = dgl.heterograph({("a", "to", "b"): (torch.arange(20), torch.arange(20) % 8)})
+        width = 12 if "identity" in name else WIDTH
+        sources = torch.randn(g.num_src_nodes() + count, width)
+        ends = torch.randn(g.num_dst_nodes(), WIDTH if "one" in name else 7)
+        with pytest.raises((DGLError, RuntimeError)):
+            LAYERS[name]()(g, (sources, ends) if "pairs" in name else sources)
+    assert not passes
+
+
+@pytest.mark.parametrize(
+    "name", ["GAT", "GAT of pairs", "GAT with a residual", "GATv2", "dot", "AGNN"]
+)
+def test_outputs_may_be_written_to(name):
+    torch.manual_seed(0)
+    with on_tensors("cpu"):
+        g, layer = block("cpu"), LAYERS[name]().double()
+        width = 12 if "identity" in name else WIDTH
+        features = [torch.randn(g.num_src_nodes(), width).double()]
+        if "pairs" in name:
+            ends = torch.randn(g.num_dst_nodes(), WIDTH if "one" in name else 7)
+            features.append(ends.double())
+        features = tuple(features)
+        found = results_of(lambda feat: layer(g, feat).relu_(), layer, features)
+        expected = results_of(lambda feat: composed(layer, g, feat).relu(), layer, features)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_autocast_computes_scores_in_float32():
+    """Half types of scores overflow where float32 does not."""
+    torch.manual_seed(0)
+    with on_tensors("cpu"), torch.autocast("cpu", torch.float16):
+        g, layer = graph("cpu"), LAYERS["GAT"]()
+        layer.attn_l.data.fill_(300.0)
+        layer.attn_r.data.fill_(1.0)
+        assert layer(g, 100 * torch.randn(NODES, WIDTH)).isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_large_bias_does_not_spoil_gradients(dtype):
+    torch.manual_seed(0)
+    with on_tensors("cpu"):
+        g, rows = graph("cpu"), torch.randn(NODES, WIDTH).to(dtype)
+        layer = LAYERS["GAT"]().to(dtype)
+        layer.bias.data.fill_(30.0)
+        exact = copy.deepcopy(layer).double()
+        layer(g, rows).cos().sum().backward()
+        exact(g, rows.double()).cos().sum().backward()
+    found, expected = layer.attn_l.grad.double(), exact.attn_l.grad
+    # The cosine of an output that is rounded is another one.
+    tolerance = 0.3 if dtype == torch.bfloat16 else 1e-3
+    assert (found - expected).abs().max() < tolerance * expected.abs().max()

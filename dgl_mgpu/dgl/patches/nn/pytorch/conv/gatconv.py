@@ -19,6 +19,8 @@ def forward(
     if (
         edge_weight is not None
         or get_attention
+        or self.attn_l.shape != self.attn_r.shape
+        or self.attn_l.shape != (1, self._num_heads, self._out_feats)
         or not attention.is_plain(self.leaky_relu, LeakyReLU)
         or not attention.is_plain(self.attn_drop, Dropout)
         or not attention.serves(graph, self._num_heads, self._out_feats, *features)
@@ -39,8 +41,8 @@ def forward(
     else:
         sources = self.fc(rows[0]).view(len(rows[0]), *shape)
     bias = self.bias.view(shape) if self.has_explicit_bias else None
-    # Else the sum is of the wider type.
-    is_bias_added = bias is not None and bias.dtype == sources.dtype
+    # Else the sum is of the wider type; and of half types it is rounded too soon for gradients.
+    is_bias_added = bias is not None and bias.dtype == sources.dtype and bias.itemsize > 2
     out = attention.additive(
         attention.relation_of(graph),
         sources,

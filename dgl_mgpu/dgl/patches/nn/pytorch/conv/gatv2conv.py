@@ -16,6 +16,7 @@ def forward(self: Any, graph: Any, feat: Any, get_attention: bool = False) -> An
     features = feat if isinstance(feat, tuple) else (feat,)
     if (
         get_attention
+        or self.attn.shape != (1, self._num_heads, self._out_feats)
         or not attention.is_plain(self.leaky_relu, LeakyReLU)
         or not attention.is_plain(self.attn_drop, Dropout)
         or not attention.serves(graph, self._num_heads, self._out_feats, *features)
@@ -28,14 +29,15 @@ def forward(self: Any, graph: Any, feat: Any, get_attention: bool = False) -> An
     if self.share_weights and not isinstance(feat, tuple):
         right = None  # the first of the values
     else:
-        right = self.fc_dst(rows[-1][:num_dst]).view(num_dst, *shape)
+        of_destinations = rows[-1][:num_dst]  # the same rows, unless they are of sources
+        right = self.fc_dst(of_destinations).view(num_dst, *shape)
     out = attention.of_rows(
         attention.relation_of(graph),
         values,
         None,
         right,
         "dynamic",
-        vector=self.attn[0].to(values.dtype),
+        vector=self.attn[0].to(attention.computed_in(values.dtype)),
         negative_slope=self.leaky_relu.negative_slope,
         dropout=attention.dropped(self.attn_drop),
     )
