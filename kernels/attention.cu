@@ -58,7 +58,15 @@ enum : int { kRight, kLargestScore, kInverse, kProduct, kProducts };
 // Of the same, what the forward pass leaves: also the largest of the values.
 enum : int { kKeptLargest, kKeptSum, kKeptSize, kKept };
 // Integers of sums are at most this.
+constexpr int kBits = 61;
 constexpr double kLargestSum = 0x1p61;
+// In place of an exponent, where sums have no bound.
+constexpr int kNoBound = 1 << 20;
+
+// Of exponents of numbers that are neither subnormal nor infinite.
+__device__ __forceinline__ double power_of_two(int exponent) {
+  return __longlong_as_double(static_cast<int64>(exponent + 1023) << 52);
+}
 
 template <typename Id, typename Element>
 struct Attention {
@@ -74,7 +82,7 @@ struct Attention {
   const Element* bias;      // null if there is none
   const Element* grad;      // of the output
   const Number* products;   // by destination and head, kProducts of each
-  const double* units;      // of the same, how many make 1
+  const int* exponents;     // of the same: so many powers of two, units, make 1
   const uint64* key;        // of what is dropped
   uint64 threshold;         // draws of 32 bits below it drop a weight
   double kept;              // what the others are multiplied by
@@ -159,7 +167,7 @@ struct Lane {
     Vector scored[kVectors];
     Number number;
     Number products[kNumbers];
-    double per_unit;
+    int exponent;
     Id other;  // the node at the other end
     Id edge;
     bool active;
@@ -284,7 +292,7 @@ struct Lane {
       } else {
         LoadProducts(at, entry.products);
       }
-      if constexpr (Score::kOfScalars) entry.per_unit = __ldg(request.units + at);
+      if constexpr (Score::kOfScalars) entry.exponent = __ldg(request.exponents + at);
       return;
     }
     if constexpr (Score::kOfScalars) {
@@ -429,8 +437,9 @@ struct Lane {
   __device__ __forceinline__ void AddToRight(const Entry& entry, Number change) const {
     if (request.right_sums == nullptr || sub != 0 || !has_head) return;
     const int64 at = static_cast<int64>(entry.other) * request.heads + head;
-    const double units = static_cast<double>(change) * entry.per_unit;
-    if (fabs(units) <= kLargestSum) {
+    const bool has_bound = entry.exponent != kNoBound;
+    const double units = change * power_of_two(has_bound ? entry.exponent : 0);
+    if (has_bound && fabs(units) <= kLargestSum) {
       atomicAdd(request.right_sums + at, static_cast<uint64>(static_cast<int64>(units)));
     } else {
       request.right_bad[at] = 1;
@@ -756,7 +765,7 @@ __global__ void __launch_bounds__(kThreads)
     multiply_gradients(const Element* grad, const Element* out,
                        const typename Computed<Element>::Type* kept,
                        const typename Computed<Element>::Type* right, const Element* bias,
-                       typename Computed<Element>::Type* products, double* units, int64 count,
+                       typename Computed<Element>::Type* products, int* exponents, int64 count,
                        int64 heads, int64 width, double factor) {
   using Number = typename Computed<Element>::Type;
   const int64 at = (static_cast<int64>(blockIdx.x) * kThreads + threadIdx.x) / kLanes;
@@ -797,9 +806,10 @@ __global__ void __launch_bounds__(kThreads)
   if (right == nullptr) return;
   const double largest = kept[at * kKept + kKeptSize];
   const double bound = factor * (size * largest + fabs(static_cast<double>(sum)));
-  // Where there is no bound, it is NaN.
-  const double per_unit = bound == 0 ? 1 : min(kLargestSum / bound, 0x1p1000);
-  units[at] = per_unit > 0 ? per_unit : bound - bound;
+  int above = 0;
+  frexp(bound, &above);  // the bound is less than this power of two
+  const int exponent = bound == 0 ? 0 : min(max(kBits - above, -1000), 1000);
+  exponents[at] = bound <= 0x1p1000 ? exponent : kNoBound;
 }
 
 // Numbers that additive scores are made of: products of values with two vectors. A group of kLanes
@@ -843,11 +853,12 @@ __global__ void __launch_bounds__(kThreads)
 // Gradients of the destinations' numbers, of their integers.
 template <typename Result>
 __global__ void __launch_bounds__(kThreads)
-    scale_sums(const int64* sums, const unsigned char* bad, const double* units, Result* out,
+    scale_sums(const int64* sums, const unsigned char* bad, const int* exponents, Result* out,
                int64 count) {
   const int64 at = static_cast<int64>(blockIdx.x) * kThreads + threadIdx.x;
   if (at >= count) return;
-  Result sum = sums[at] == 0 ? Result{0} : static_cast<Result>(sums[at] / units[at]);
+  Result sum = 0;
+  if (sums[at] != 0) sum = static_cast<Result>(sums[at] / power_of_two(exponents[at]));
   if (bad[at]) sum = __uint_as_float(0x7fc00000u);
   out[at] = sum;
 }

@@ -281,9 +281,7 @@ class _Attention(torch.autograd.Function):
         vector: Tensor | None,
         bias: Tensor | None,
     ) -> Tensor:
-        operands = AttentionOperands(
-            values.contiguous(), *map(_contiguous, (left, right, vector))
-        )
+        operands = AttentionOperands(values.contiguous(), *map(_contiguous, (left, right, vector)))
         bias = _contiguous(bias)
         out, kept = attention_forward(request.entries, operands, bias, key, request.score)
         ctx.request, ctx.output = request, KeptOutput(out)

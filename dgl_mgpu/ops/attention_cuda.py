@@ -133,7 +133,7 @@ def _launch(
     bias: Tensor | None = None,
     grad: Tensor | None = None,
     products: Tensor | None = None,
-    units: Tensor | None = None,
+    exponents: Tensor | None = None,
 ) -> Tensor | None:
     """Fill the outputs of a pass; returns shares of the vector's gradient, if it has one."""
     indptr, indices, eids = (None if it is None else it.contiguous() for it in entries)
@@ -158,7 +158,7 @@ def _launch(
     scratch = torch.empty(num_shares * share_bytes, dtype=torch.uint8, device=device)
     open_rows = scratch.data_ptr()
     request = gpu.struct(
-        indptr, indices, eids, values, left, right, vector, bias, grad, products, units, key,
+        indptr, indices, eids, values, left, right, vector, bias, grad, products, exponents, key,
         int(score.dropout * 2**32), _bits(1 / (1 - score.dropout)), _bits(score.slope),
         _bits(score.scale), written.out, written.left_out, numbers, written.right_sums,
         written.right_bad, num_rows, written.added_rows, heads, width, plan.tiles, share,
@@ -226,17 +226,17 @@ def _attention_backward(
     if not grad.numel() or not operands.values.numel():
         return [tensor.zero_() for tensor in found]
     if score.kind == "additive":
-        products, units = _products(gradient, operands.right, bias, score)
+        products, exponents = _products(gradient, operands.right, bias, score)
         of_values, of_left, of_right = found
         count = of_right.numel()
         zeros = torch.zeros(9 * count, dtype=torch.uint8, device=grad.device)
         sums, bad = zeros[: 8 * count].view(torch.int64), zeros[8 * count :]
         written = _Outputs(of_values, None, of_left, sums, bad)
-        _launch(_SOURCES, by_source, operands, key, score, written, None, grad, products, units)
+        _launch(_SOURCES, by_source, operands, key, score, written, None, grad, products, exponents)
         name = "double" if of_right.dtype == torch.float64 else "float"
         kernel = Kernel("attention.cu", f"dgl_mgpu::scale_sums<{name}>")
         kernel(
-            -(-count // _THREADS), _THREADS, sums, bad, units, of_right, count,
+            -(-count // _THREADS), _THREADS, sums, bad, exponents, of_right, count,
             device=grad.device,
         )  # fmt: skip
         return found
@@ -320,16 +320,19 @@ def _kernel_of_heads(name: str, dtype: torch.dtype, width: int) -> tuple[Kernel,
 def _products(
     gradient: AttentionGradient, right: Tensor | None, bias: Tensor | None, score: AttentionScore
 ) -> tuple[Tensor, Tensor | None]:
-    """What passes backward read of destinations, shape (num_dst, heads, 4); and units, if there are
-    numbers on the right, shape (num_dst, heads)."""
+    """What passes backward read of destinations, shape (num_dst, heads, 4).
+
+    And, if there are numbers on the right, exponents of the units of their sums, shape (num_dst,
+    heads).
+    """
     grad, out, kept = gradient
     num_dst, heads, width = grad.shape
     products = kept.new_empty(num_dst, heads, 4)
-    units = None if right is None else kept.new_empty(num_dst, heads, dtype=torch.float64)
+    exponents = None if right is None else kept.new_empty(num_dst, heads, dtype=torch.int32)
     kernel, lanes = _kernel_of_heads("multiply_gradients", grad.dtype, width)
     count, dropped_to = num_dst * heads, 1 / (1 - score.dropout)
     kernel(
-        -(-count * lanes // _THREADS), _THREADS, grad, out, kept, right, bias, products, units,
+        -(-count * lanes // _THREADS), _THREADS, grad, out, kept, right, bias, products, exponents,
         count, heads, width, _MARGIN * dropped_to * max(1.0, abs(score.slope)), device=grad.device,
     )  # fmt: skip
-    return products, units
+    return products, exponents
