@@ -203,7 +203,7 @@ def backward_of_additive(where, operands, grad, lengths):
     return found, expected
 
 
-@pytest.mark.parametrize("scale", [1e-34, 1e-30, 1e-12, 1e12, 1e25, 1e34])
+@pytest.mark.parametrize("scale", [1e-30, 1e-12, 1e12, 1e25, 1e34])
 def test_gradients_of_any_size(where, scale):
     """Sums of integers have units of their own."""
     torch.manual_seed(0)

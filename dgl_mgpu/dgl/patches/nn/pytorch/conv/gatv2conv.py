@@ -29,8 +29,7 @@ def forward(self: Any, graph: Any, feat: Any, get_attention: bool = False) -> An
     if self.share_weights and not isinstance(feat, tuple):
         right = None  # the first of the values
     else:
-        of_destinations = rows[-1][:num_dst]  # the same rows, unless they are of sources
-        right = self.fc_dst(of_destinations).view(num_dst, *shape)
+        right = self.fc_dst(rows[-1][:num_dst]).view(num_dst, *shape)
     out = attention.of_rows(
         attention.relation_of(graph),
         values,
