@@ -1,4 +1,7 @@
-"""Attention over the in-edges of nodes on CUDA; see ``kernels/attention.cu``."""
+"""Attention over the in-edges of nodes on CUDA.
+
+See ``kernels/attention.cu``, and ``kernels/attention_rows.cu`` for what comes before and after.
+"""
 
 from __future__ import annotations
 
@@ -234,7 +237,7 @@ def _attention_backward(
         written = _Outputs(of_values, None, of_left, sums, bad)
         _launch(_SOURCES, by_source, operands, key, score, written, None, grad, products, exponents)
         name = "double" if of_right.dtype == torch.float64 else "float"
-        kernel = Kernel("attention.cu", f"dgl_mgpu::scale_sums<{name}>")
+        kernel = Kernel("attention_rows.cu", f"dgl_mgpu::scale_sums<{name}>")
         kernel(
             -(-count // _THREADS), _THREADS, sums, bad, exponents, of_right, count,
             device=grad.device,
@@ -293,7 +296,9 @@ def _attention_vectors_backward(
     values, added = _aligned_one(values), _aligned_one(of_values)  # type: ignore[assignment]
     assert added is not None
     vector = _vector_of(width, values.dtype)
-    kernel = Kernel("attention.cu", f"dgl_mgpu::fold_vectors<{ELEMENTS[values.dtype]}, {vector}>")
+    kernel = Kernel(
+        "attention_rows.cu", f"dgl_mgpu::fold_vectors<{ELEMENTS[values.dtype]}, {vector}>"
+    )
     blocks = _blocks_over(values.numel() // vector, values.device)
     shares_of_vectors = torch.empty(
         blocks, *vectors.shape, dtype=vectors.dtype, device=values.device
@@ -314,7 +319,7 @@ def _kernel_of_heads(name: str, dtype: torch.dtype, width: int) -> tuple[Kernel,
     vector = _vector_of(width, dtype)
     lanes = min(_LANES, _power_of_2(-(-width // vector)))
     types = f"{ELEMENTS[dtype]}, {vector}, {lanes}"
-    return Kernel("attention.cu", f"dgl_mgpu::{name}<{types}>"), lanes
+    return Kernel("attention_rows.cu", f"dgl_mgpu::{name}<{types}>"), lanes
 
 
 def _products(

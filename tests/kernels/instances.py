@@ -28,7 +28,12 @@ _ARGUMENTS = {
         "kVectors": ("1", "2", "4"),
         "kLanes": ("32", "16", "8", "4", "2", "1"),
         "kHeads": ("1", "2", "4", "8", "16", "32"),
+    },
+    "attention_rows.cu": {
+        "Element": _FLOATS,
         "Result": ("float", "double"),
+        "kVector": ("4", "8", "2", "1"),
+        "kLanes": ("32", "16", "8", "4", "2", "1"),
     },
     "copy_list.cu": {"kItems": ("16", "48")},
     "gather.cu": {
