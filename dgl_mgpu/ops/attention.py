@@ -307,7 +307,8 @@ class _Attention(torch.autograd.Function):
 class KeptOutput:
     """The output of a forward pass, which a script may write to before the backward pass.
 
-    It is not kept by ``save_for_backward``, which raises then; it is computed again instead.
+    It is not kept by ``save_for_backward``, which raises then; it is computed again instead.  So it
+    stays where it is, also where hooks move or drop saved tensors.
     """
 
     def __init__(self, out: Tensor) -> None:
