@@ -10,7 +10,7 @@ namespace dgl_mgpu {
 struct Additive {
   static constexpr bool kOfScalars = true, kHasVector = false, kReadsLeft = false;
 };
-struct Dynamic {
+struct GATv2 {
   static constexpr bool kOfScalars = false, kHasVector = true, kReadsLeft = false;
 };
 // Of the values, and of rows of their own.
@@ -62,7 +62,7 @@ struct Attention {
   const Element* bias;      // null if there is none
   const Element* grad;      // of the output
   const Number* products;   // by destination and head, kProducts of each
-  const int* exponents;     // of the same: so many powers of two, units, make 1
+  const int* exponents;     // of the same: 2^exponent units make 1
   const uint64* key;        // of what is dropped
   uint64 threshold;         // draws of 32 bits below it drop a weight
   double kept;              // what the others are multiplied by

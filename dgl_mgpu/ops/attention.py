@@ -19,11 +19,11 @@ from dgl_mgpu.ops.check import DTYPES, ID_DTYPES, check_tensor
 from dgl_mgpu.ops.library import Operator, Size, Written, call
 from dgl_mgpu.ops.transpose import transpose
 
-#: What destinations keep of a softmax: the largest score; the sum of powers of scores less that;
-#: and, for kernels, the size of the largest value.
+#: What destinations keep of a softmax: the largest score; the sum of exponentials of scores less
+#: that; and, for kernels, the size of the largest value.
 LARGEST, SUM, SIZE, KEPT = range(4)
 #: Scores of an edge, of its source's and its destination's operands.
-SCORES = ("additive", "dynamic", "dot")
+SCORES = ("additive", "gatv2", "dot")
 
 
 class Entries(NamedTuple):
@@ -138,7 +138,7 @@ def attention(
     in each head by itself,
 
     - ``'additive'``: ``act(left[u] + right[v])`` (GAT: Veličković et al., ICLR 2018, section 2.1),
-    - ``'dynamic'``: ``sum(vector * act(values[u] + right[v]))`` (GATv2: Brody et al., ICLR 2022,
+    - ``'gatv2'``: ``sum(vector * act(values[u] + right[v]))`` (GATv2: Brody et al., ICLR 2022,
       section 3.1),
     - ``'dot'``: ``scale * sum(left[u] * right[v])`` (Vaswani et al., NeurIPS 2017, section 3.2.1).
 
@@ -153,12 +153,12 @@ def attention(
     values : Tensor, float32, float64, float16 or bfloat16, shape (num_src, heads, width)
     left : Tensor, shape (num_src, heads) or (num_src, heads, width), or None
         Of an additive score a number, float32, or float64 if the values are so.  Of a dot product
-        a row of the values' dtype; None for the values themselves, as of a dynamic score.
+        a row of the values' dtype; None for the values themselves, as of GATv2's score.
     right : Tensor, shape (num_dst, heads) or (num_dst, heads, width), or None
         The same of destinations; None for the first of the values, unless scores are additive.
-    score : {'additive', 'dynamic', 'dot'}
+    score : {'additive', 'gatv2', 'dot'}
     vector : Tensor or None, float32 or float64, shape (heads, width)
-        Of dynamic scores alone; float64 if the values are so.
+        Of GATv2's scores alone; float64 if the values are so.
     negative_slope, scale : float
     bias : Tensor or None, dtype of the values, shape (heads, width)
         Added to each sum.
@@ -233,17 +233,17 @@ def check_attention(
         if ids is not None:
             check_tensor(ids, name, action, indptr.dtype, (len(indices),), device)
     is_additive = score == "additive"
-    if (left is None and is_additive) or (left is not None and score == "dynamic"):
+    if (left is None and is_additive) or (left is not None and score == "gatv2"):
         raise InvalidInputError(
             action,
             "left is None" if left is None else "left is given",
-            "pass it for additive scores, and not for dynamic ones",
+            "pass it for additive scores, and not for GATv2's",
         )
-    if (vector is None) == (score == "dynamic"):
+    if (vector is None) == (score == "gatv2"):
         raise InvalidInputError(
             action,
             "vector is None" if vector is None else "vector is given",
-            "pass it for dynamic scores alone",
+            "pass it for GATv2's scores alone",
         )
     shape, of_score = ((heads,), computed_in(dtype)) if is_additive else ((heads, width), dtype)
     if left is not None:

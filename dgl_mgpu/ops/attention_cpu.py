@@ -34,7 +34,7 @@ _GRAIN = 64
 #: Blocks of rows, at most, of which each has its own sum for the gradient of ``vector``.
 _MAX_BLOCKS = 256
 
-_ADDITIVE, _DYNAMIC, _DOT = range(len(SCORES))
+_ADDITIVE, _GATV2, _DOT = range(len(SCORES))
 _LOW, _32 = np.uint64(0xFFFFFFFF), np.uint64(32)
 
 
@@ -98,7 +98,7 @@ def _score_of(source: int, destination: int, head: int, operands: _Operands, sco
     if score.kind == _ADDITIVE:
         return rounded(_act(left[source, head] + right[destination, head], score.slope))
     total = 0.0
-    if score.kind == _DYNAMIC:
+    if score.kind == _GATV2:
         for place in range(head * score.width, (head + 1) * score.width):
             pre = left[source, place] + right[destination, place]
             total += operands.vector[place] * _act(pre, score.slope)
@@ -204,7 +204,7 @@ def _of_destinations(
                 if score.kind == _ADDITIVE:
                     pre = operands.left[source, head] + operands.right[row, head]
                     row_sum[head] += of_score * _act_slope(pre, slope)
-                elif score.kind == _DYNAMIC:
+                elif score.kind == _GATV2:
                     for place in range(head * width, (head + 1) * width):
                         pre = operands.left[source, place] + operands.right[row, place]
                         row_sum[place] += of_score * operands.vector[place] * _act_slope(pre, slope)
@@ -246,7 +246,7 @@ def _of_sources(
                 if score.kind == _ADDITIVE:
                     pre = operands.left[row, head] + operands.right[destination, head]
                     left_sum[head] += of_score * _act_slope(pre, score.slope)
-                elif score.kind == _DYNAMIC:
+                elif score.kind == _GATV2:
                     for place in range(head * width, (head + 1) * width):
                         pre = operands.left[row, place] + operands.right[destination, place]
                         left_sum[place] += (

@@ -37,7 +37,8 @@ _WARPS = _THREADS // 32
 _LANES = 32
 #: Columns of a lane up to which it has more of them so that a warp has all heads; and at most.
 _FEW_COLUMNS, _MOST_VECTORS = 8, 4
-#: What parts of rows may take, of what they may take in a product: so much is kept by none else.
+#: Memory for the parts of rows that several warps share, of what a sparse product takes for them at
+#: most: attention saves memory, and that would be seen.
 _SCRATCH = 0.2
 #: For rounding, of a bound.
 _MARGIN = 1.01
@@ -145,7 +146,7 @@ def _launch(
     values, left, right, vector = operands
     right = values if right is None else right
     device, (_, heads, width) = values.device, values.shape
-    kind = {"additive": "Additive", "dynamic": "Dynamic"}.get(score.kind)
+    kind = {"additive": "Additive", "gatv2": "GATv2"}.get(score.kind)
     kind = kind or ("DotOfValues" if left is None else "Dot")
     plan = _plan(kernel_pass, kind, key is not None, indptr.dtype, values.dtype, heads, width)
     num_rows = indptr.shape[0] - 1

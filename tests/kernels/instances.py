@@ -19,9 +19,7 @@ _ARGUMENTS = {
     ),
     "attention.cu": {
         "Element": _FLOATS,
-        "Score": tuple(
-            f"dgl_mgpu::{name}" for name in ("Additive", "Dynamic", "DotOfValues", "Dot")
-        ),
+        "Score": tuple(f"dgl_mgpu::{name}" for name in ("Additive", "GATv2", "DotOfValues", "Dot")),
         "Pass": tuple(f"dgl_mgpu::{name}" for name in ("Forward", "Destinations", "Sources")),
         "kDropout": ("false", "true"),
         "kVector": ("4", "8", "2", "1"),

@@ -31,9 +31,9 @@ from dgl_mgpu.ops.attention_cuda import (
     can_attend,
 )
 
-KINDS = ("additive", "dynamic", "dot", "dot of values")
+KINDS = ("additive", "gatv2", "dot", "dot of values")
 #: Of destinations that are the first sources.
-SHARED = ("dynamic", "dot")
+SHARED = ("gatv2", "dot")
 NUM_SRC = 90
 
 
@@ -69,7 +69,7 @@ def operands_of(
         left, right = random(NUM_SRC, heads, dtype=number), random(num_dst, heads, dtype=number)
         return AttentionOperands(values, left, right, None)
     left = random(NUM_SRC, heads, width) if kind == "dot" else None
-    vector = random(heads, width, dtype=number) if kind.startswith("dynamic") else None
+    vector = random(heads, width, dtype=number) if kind.startswith("gatv2") else None
     if kind.endswith("of itself"):
         return AttentionOperands(values, None, None, vector)
     return AttentionOperands(values, left, random(num_dst, heads, width), vector)

@@ -24,7 +24,7 @@ from dgl_mgpu.ops.transpose import transpose
 from tests.ops import reference
 
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-KINDS = ("additive", "dynamic", "dot", "dot of values")
+KINDS = ("additive", "gatv2", "dot", "dot of values")
 INF = float("inf")
 SLOPE, SCALE = 0.2, 0.3
 
@@ -89,7 +89,7 @@ def case_of(
     if kind in ("additive", "dot"):
         arguments["left"] = torch.randn(graph.num_src, *shape).to(of_score)
     arguments["right"] = torch.randn(graph.num_dst, *shape).to(of_score)
-    if kind == "dynamic":
+    if kind == "gatv2":
         arguments["vector"] = torch.randn(heads, width).to(computed_in(dtype))
     if bias:
         arguments["bias"] = torch.randn(heads, width).to(dtype)
@@ -117,7 +117,7 @@ def composed_parts(
     left = arguments.get("left", values)[src]
     if case.score == "additive":
         scores = torch.nn.functional.leaky_relu(left + right, SLOPE)
-    elif case.score == "dynamic":
+    elif case.score == "gatv2":
         pre = torch.nn.functional.leaky_relu(left + right, SLOPE)
         scores = (arguments["vector"] * pre).sum(2)
     else:
@@ -211,7 +211,7 @@ def test_no_heads_or_no_width(kind):
         compare(case_of(kind, small_graph(), heads, width))
 
 
-@pytest.mark.parametrize("kind", ["additive", "dynamic", "dot"])
+@pytest.mark.parametrize("kind", ["additive", "gatv2", "dot"])
 def test_against_dgl(kind):
     case = case_of(kind, small_graph(ids=torch.int32), bias=False)
     src, dst, num_src, num_dst, _ = case.graph
@@ -222,7 +222,7 @@ def test_against_dgl(kind):
     left = case.arguments.get("left", values)
     if kind == "additive":
         scores = torch.nn.functional.leaky_relu(dgl.ops.u_add_v(graph, left, right), SLOPE)
-    elif kind == "dynamic":
+    elif kind == "gatv2":
         pre = torch.nn.functional.leaky_relu(dgl.ops.u_add_v(graph, left, right), SLOPE)
         scores = (pre * case.arguments["vector"]).sum(2)
     else:
@@ -463,7 +463,7 @@ def test_the_vector_of_many_rows(on_threads):
     """More rows than blocks of the smallest size make."""
     count = 64 * 256 + 77
     src, dst = torch.randint(0, count, (2, 30_000))
-    case = case_of("dynamic", graph_of(src, dst, count, count, eids=False), 1, 2)
+    case = case_of("gatv2", graph_of(src, dst, count, count, eids=False), 1, 2)
     on_threads(2, lambda: compare(case))
 
 
@@ -531,7 +531,7 @@ def test_scores_of_any_size_have_weights_that_add_up(kind, size):
         left, right = torch.zeros(2, 1), right[:, :, 0]
     elif kind == "dot":
         left = torch.ones(2, 1, 1)
-    if kind == "dynamic":
+    if kind == "gatv2":
         options["vector"] = torch.ones(1, 1)
     (gradient,) = torch.autograd.grad(attention(*edges, values, left, right, **options), values)
     torch.testing.assert_close(gradient.flatten(), torch.tensor([0.5, 0.5]))
@@ -558,7 +558,7 @@ def test_a_second_derivative_is_refused(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_destinations_keep(kind):
-    """The largest score and the sum of powers of scores less that."""
+    """The largest score and the sum of exponentials of scores less that."""
     case = case_of(kind, small_graph(eids=False), heads=3)
     indptr, indices, _ = case.graph.entries
     names = ("values", "left", "right", "vector", "bias")
@@ -572,7 +572,7 @@ def test_what_destinations_keep(kind):
             scores = torch.where(pre > 0, pre, SLOPE * pre)
         else:
             scores = SCALE * (sources * right[row]).sum(2)
-            if kind == "dynamic":
+            if kind == "gatv2":
                 scores = (vector * torch.where(pre > 0, pre, SLOPE * pre)).sum(2)
         if last > first:
             torch.testing.assert_close(kept[row, :, LARGEST], scores.amax(0))
@@ -595,7 +595,7 @@ GOOD: dict[str, Any] = {
     "dropout": 0.0,
 }
 ADDITIVE = {"score": "additive", "left": torch.zeros(3, 2), "right": torch.zeros(2, 2)}
-DYNAMIC = {"score": "dynamic", "vector": torch.zeros(2, 4)}
+GATV2 = {"score": "gatv2", "vector": torch.zeros(2, 4)}
 
 
 def attend_to(arguments: dict[str, Any]) -> Tensor:
@@ -606,7 +606,7 @@ def attend_to(arguments: dict[str, Any]) -> Tensor:
 
 @pytest.mark.parametrize(
     "arguments",
-    [{}, {"left": FLOATS}, {"eids": INDICES, "bias": torch.ones(2, 4)}, ADDITIVE, DYNAMIC]
+    [{}, {"left": FLOATS}, {"eids": INDICES, "bias": torch.ones(2, 4)}, ADDITIVE, GATV2]
     + [ADDITIVE | {"values": FLOATS.to(dtype)} for dtype in (torch.float16, torch.bfloat16)],
 )
 def test_what_fits(arguments):
@@ -632,8 +632,8 @@ def test_what_fits(arguments):
         ({"eids": INDICES.int()}, "eids has shape .* and dtype torch.int32"),
         ({"eids": INDICES[:2]}, r"eids has shape \(2,\)"),
         (ADDITIVE | {"left": None}, "left is None"),
-        (DYNAMIC | {"left": FLOATS}, "left is given"),
-        (DYNAMIC | {"vector": None}, "vector is None"),
+        (GATV2 | {"left": FLOATS}, "left is given"),
+        (GATV2 | {"vector": None}, "vector is None"),
         ({"vector": torch.zeros(2, 4)}, "vector is given"),
         (ADDITIVE | {"vector": torch.zeros(2, 4)}, "vector is given"),
         ({"left": FLOATS[:2]}, r"left has shape \(2, 2, 4\)"),
@@ -653,8 +653,8 @@ def test_what_fits(arguments):
         ({"right": FLOATS[:2].half()}, "right has shape .* and dtype torch.float16"),
         (ADDITIVE | {"right": torch.zeros(2, 1)}, r"right has shape \(2, 1\)"),
         ({"right": FLOATS[:2].to("meta")}, "right has shape .* on 'meta'"),
-        (DYNAMIC | {"vector": torch.zeros(1, 2, 4)}, r"vector has shape \(1, 2, 4\)"),
-        (DYNAMIC | {"vector": torch.zeros(2, 4).half()}, "vector has .* dtype torch.float16"),
+        (GATV2 | {"vector": torch.zeros(1, 2, 4)}, r"vector has shape \(1, 2, 4\)"),
+        (GATV2 | {"vector": torch.zeros(2, 4).half()}, "vector has .* dtype torch.float16"),
         ({"bias": torch.zeros(8)}, r"bias has shape \(8,\)"),
         ({"bias": torch.zeros(2, 4).double()}, "bias has shape .* and dtype torch.float64"),
     ],
@@ -682,11 +682,11 @@ def test_registration(kind):
         torch.library.opcheck(backward_op, (*case.graph.entries, *by_source, *given))
 
 
-@pytest.mark.parametrize("score", ["dynamic", "dot"])
+@pytest.mark.parametrize("score", ["gatv2", "dot"])
 def test_destinations_that_are_sources(score):
     """Without ``right`` it is the first of the values, whose gradient is of both."""
     graph = small_graph()
-    case = case_of("dynamic" if score == "dynamic" else "dot of values", graph)
+    case = case_of("gatv2" if score == "gatv2" else "dot of values", graph)
     leaves = leaves_of({**case.arguments, "right": case.arguments["values"][: graph.num_dst]})
     expected = attend(case, leaves)
     expected.square().sum().backward()

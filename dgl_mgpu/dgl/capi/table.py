@@ -1,7 +1,7 @@
 """Every function of DGL's C library, and where it runs for graphs on a GPU.
 
 DGL 2.1's C functions are named ``namespace._CAPI_…``; a test compares this table with those that
-the installed wheel has.
+the installed wheel has.  GraphBolt's are functions of ``torch.ops.graphbolt``.
 """
 
 from __future__ import annotations
@@ -272,6 +272,23 @@ def _entries() -> dict[str, Entry]:
 ENTRIES = _entries()
 
 
+_GRAPHBOLT_OPERATORS = "dgl.graphbolt.operators:"
+_GRAPHBOLT_GRAPH = "dgl.graphbolt.graph:"
+#: Functions of ``torch.ops.graphbolt``, by name.
+GRAPHBOLT_ENTRIES = {
+    "expand_indptr": Entry(_TORCH, f"{_GRAPHBOLT_OPERATORS}expand_indptr"),
+    "fused_csc_sampling_graph": Entry(_NATIVE, f"{_GRAPHBOLT_GRAPH}FusedCSCSamplingGraph"),
+    "gpu_cache": Entry(_TORCH, f"{_GRAPHBOLT_OPERATORS}_GPUCache"),
+    "index_select": Entry(_NATIVE, "dgl.graphbolt.picking:index_select"),
+    "index_select_csc": Entry(_TORCH, f"{_GRAPHBOLT_OPERATORS}index_select_csc"),
+    "isin": Entry(_TORCH, f"{_GRAPHBOLT_OPERATORS}isin"),
+    "load_from_shared_memory": Entry(_NOT_APPLICABLE, reason="reads the host's memory"),
+    "set_max_uva_threads": Entry(_NOT_APPLICABLE, reason="the kernels choose their own launches"),
+    "set_seed": Entry(_NOT_APPLICABLE, reason="seeds are the host's"),
+    "unique_and_compact": Entry(_TORCH, f"{_GRAPHBOLT_OPERATORS}unique_and_compact"),
+}
+
+
 def find_entry(name: str) -> Entry:
     """The entry of a C function; one that a newer DGL adds goes through the CPU."""
     unknown = Entry(Implementation.CPU, reason="unknown to this version of dgl_mgpu")
@@ -280,11 +297,12 @@ def find_entry(name: str) -> Entry:
 
 def coverage_report() -> str:
     """Where each C function runs for graphs on a GPU, one a line, and a summary."""
-    width = max(map(len, ENTRIES))
+    entries = ENTRIES | {f"graphbolt.{name}": it for name, it in GRAPHBOLT_ENTRIES.items()}
+    width = max(map(len, entries))
     lines = []
-    for name, entry in sorted(ENTRIES.items()):
+    for name, entry in sorted(entries.items()):
         where = f"dgl_mgpu.{entry.by}" if entry.by else entry.reason
         lines.append(f"{name:<{width}}  {entry.implementation.value:<14}  {where}")
-    counts = Counter(entry.implementation for entry in ENTRIES.values())
+    counts = Counter(entry.implementation for entry in entries.values())
     lines.append(", ".join(f"{counts[kind]} {kind.value}" for kind in Implementation))
     return "\n".join(lines)

@@ -17,7 +17,13 @@ from dgl._ffi.function import list_global_func_names
 from dgl._ffi.runtime_ctypes import DGLContext
 from dgl.heterograph_index import HeteroGraphIndex
 
-from dgl_mgpu.dgl.capi.table import ENTRIES, TAKE_HOST_GRAPHS, Implementation
+from dgl_mgpu.dgl.capi.table import (
+    ENTRIES,
+    GRAPHBOLT_ENTRIES,
+    TAKE_HOST_GRAPHS,
+    Implementation,
+    coverage_report,
+)
 from dgl_mgpu.graph import creation
 from dgl_mgpu.graph.index import TensorIndex
 
@@ -35,8 +41,18 @@ def test_the_table_has_the_functions_of_the_wheel_and_no_others():
     assert ENTRIES.keys() - names == set()
 
 
+def test_the_table_has_the_functions_of_graphbolt():
+    from dgl_mgpu.dgl.graphbolt.operators import OPERATORS
+
+    operators = vars(OPERATORS)
+    assert GRAPHBOLT_ENTRIES.keys() == operators.keys()
+    for name, entry in GRAPHBOLT_ENTRIES.items():
+        assert not entry.by or implementation(entry.by) is operators[name]
+        assert f"graphbolt.{name} " in coverage_report()
+
+
 def test_every_entry_says_by_what_or_why():
-    for name, entry in ENTRIES.items():
+    for name, entry in (ENTRIES | GRAPHBOLT_ENTRIES).items():
         if entry.implementation in (Implementation.NATIVE, Implementation.TORCH):
             assert entry.by and not entry.reason, name
         else:

@@ -255,9 +255,11 @@ def test_a_large_bias_does_not_spoil_gradients(dtype):
         layer = LAYERS["GAT"]().to(dtype)
         layer.bias.data.fill_(30.0)
         exact = copy.deepcopy(layer).double()
-        layer(g, rows).cos().sum().backward()
-        exact(g, rows.double()).cos().sum().backward()
-    found, expected = layer.attn_l.grad.double(), exact.attn_l.grad
-    # The cosine of an output that is rounded is another one.
-    tolerance = 0.3 if dtype == torch.bfloat16 else 1e-3
-    assert (found - expected).abs().max() < tolerance * expected.abs().max()
+        # A gradient that does not depend on how the output is rounded.
+        grad = torch.randn(NODES, 3, 4).to(dtype)
+        layer(g, rows).backward(grad)
+        exact(g, rows.double()).backward(grad.double())
+    tolerance = 5e-2 if dtype == torch.bfloat16 else 1e-4
+    for name in ("attn_l", "attn_r"):
+        found, expected = getattr(layer, name).grad.double(), getattr(exact, name).grad
+        assert (found - expected).abs().max() < tolerance * expected.abs().max()

@@ -35,7 +35,7 @@ def forward(self: Any, graph: Any, feat: Any, get_attention: bool = False) -> An
         values,
         None,
         right,
-        "dynamic",
+        "gatv2",
         vector=self.attn[0].to(attention.computed_in(values.dtype)),
         negative_slope=self.leaky_relu.negative_slope,
         dropout=attention.dropped(self.attn_drop),
