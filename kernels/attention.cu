@@ -22,10 +22,10 @@ constexpr int kBlocks = 2;
 // For the parts of rows that a block joins.
 constexpr int kSharedBytes = 32 << 10;
 
-template <typename Id, typename Element, typename Score, typename Pass, bool kDropout, int kVector,
-          int kVectors, int kLanes, int kHeads>
+template <typename Id, typename Element, typename Score, typename Pass, bool kDropout, bool kTerms,
+          int kVector, int kVectors, int kLanes, int kHeads>
 __global__ void __launch_bounds__(kThreads, kBlocks) attend(Attention<Id, Element> request) {
-  using Of = Lane<Id, Element, Score, Pass, kDropout, kVector, kVectors, kLanes, kHeads>;
+  using Of = Lane<Id, Element, Score, Pass, kDropout, kTerms, kVector, kVectors, kLanes, kHeads>;
   using Number = typename Of::Number;
   constexpr int kGroups = Of::kGroups, kReads = Of::kReads, kChunk = kGroups * kReads;
 
@@ -86,12 +86,12 @@ __global__ void __launch_bounds__(kThreads, kBlocks) attend(Attention<Id, Elemen
 
   // Ids of 32 entries, one a lane, and those of the 32 behind them.
   Id id{}, next_id = id_of(lane), edge{}, next_edge{};
-  if constexpr (Of::kDrops) next_edge = edge_of(lane);
+  if constexpr (Of::kNumbersEdges) next_edge = edge_of(lane);
   for (int at = 0; at < count; at += kChunk) {
     if (at % 32 == 0) {
       id = next_id;
       next_id = id_of(at + 32 + lane);
-      if constexpr (Of::kDrops) {
+      if constexpr (Of::kNumbersEdges) {
         edge = next_edge;
         next_edge = edge_of(at + 32 + lane);
       }
@@ -102,7 +102,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) attend(Attention<Id, Elemen
     for (int i = 0; i < kReads; ++i) {
       const int slot = at % 32 + i * kGroups + group;
       entries[i].other = __shfl_sync(kAllLanes, id, slot);
-      if constexpr (Of::kDrops) entries[i].edge = __shfl_sync(kAllLanes, edge, slot);
+      if constexpr (Of::kNumbersEdges) entries[i].edge = __shfl_sync(kAllLanes, edge, slot);
       of.LoadEntry(entries[i]);
     }
     const int stop = min(at + kChunk, count);
@@ -140,10 +140,10 @@ __global__ void __launch_bounds__(kThreads, kBlocks) attend(Attention<Id, Elemen
 }
 
 // Rows that reach beyond the share they begin in: a block for each share and tile.
-template <typename Id, typename Element, typename Score, typename Pass, bool kDropout, int kVector,
-          int kVectors, int kLanes, int kHeads>
+template <typename Id, typename Element, typename Score, typename Pass, bool kDropout, bool kTerms,
+          int kVector, int kVectors, int kLanes, int kHeads>
 __global__ void __launch_bounds__(kThreads) join_attention(Attention<Id, Element> request) {
-  using Of = Lane<Id, Element, Score, Pass, kDropout, kVector, kVectors, kLanes, kHeads>;
+  using Of = Lane<Id, Element, Score, Pass, kDropout, kTerms, kVector, kVectors, kLanes, kHeads>;
   using Number = typename Of::Number;
   // As many warps as there is shared memory for.
   constexpr int kBytes = Of::kState * Of::kRowLanes * static_cast<int>(sizeof(Number));

@@ -60,6 +60,12 @@ struct Attention {
   const void* right;
   const Number* vector;
   const Element* bias;      // null if there is none
+  // By edge: added to scores, and what the softmax is multiplied by; null, or with a column for
+  // each head or for all.
+  const Number* edge_scores;
+  const Number* edge_weights;
+  int64 score_columns;
+  int64 weight_columns;
   const Element* grad;      // of the output
   const Number* products;   // by destination and head, kProducts of each
   const int* exponents;     // of the same: 2^exponent units make 1
@@ -77,6 +83,9 @@ struct Attention {
   // Gradients of numbers on the right, in units; and whether they are not finite.
   uint64* right_sums;
   unsigned char* right_bad;
+  // Gradients by edge and head, or null.
+  Number* of_edge_scores;
+  Number* of_edge_weights;
   int64 num_rows;
   int64 added_rows;  // so many first rows of the output are added to what it has
   int64 heads;

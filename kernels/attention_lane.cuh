@@ -19,14 +19,15 @@ struct Reads {
 
 // What one lane does: it has kVectors vectors of kVector columns of one head, which kLanes lanes
 // share; a warp takes kHeads heads of a row, and reads several entries at a time if lanes are left.
-template <typename Id, typename Element, typename Score, typename Pass, bool kDropout, int kVector,
-          int kVectors, int kLanes, int kHeads>
+template <typename Id, typename Element, typename Score, typename Pass, bool kDropout, bool kTerms,
+          int kVector, int kVectors, int kLanes, int kHeads>
 struct Lane {
   using Request = Attention<Id, Element>;
   using Number = typename Computed<Element>::Type;
   using Vector = Loaded<Element, kVector>;
   static constexpr int kColumns = kVector * kVectors;
-  static constexpr bool kDrops = kDropout;
+  // Whether edges' numbers are read.
+  static constexpr bool kNumbersEdges = kDropout || kTerms;
   static constexpr int kTogether = kLanes * kHeads < 32 ? kHeads : 32 / kLanes;
   static constexpr int kRowLanes = kLanes * kTogether, kGroups = 32 / kRowLanes;
   // Rows of an entry: of what is summed, and of what its score is made of besides.
@@ -38,7 +39,7 @@ struct Lane {
   // Of an entry: its rows, its numbers, and what it is.
   static constexpr int kRegisters =
       (kOtherRow ? 2 : 1) * kVectors * static_cast<int>(sizeof(Vector)) / 4 +
-      (Pass::kBySource ? kNumbers : 1) * static_cast<int>(sizeof(Number)) / 4 + 2;
+      ((Pass::kBySource ? kNumbers : 1) + 2 * kTerms) * static_cast<int>(sizeof(Number)) / 4 + 2;
   static constexpr int kReads = Reads<kRowLanes, kRegisters>::kCount;
   // Of the state: sums by column, and what comes behind them.
   static constexpr int kBehind = kColumns;
@@ -62,6 +63,7 @@ struct Lane {
     Vector scored[kVectors];
     Number number;
     Number products[kNumbers];
+    Number edge_score, edge_weight;
     int exponent;
     Id other;  // the node at the other end
     Id edge;
@@ -122,7 +124,7 @@ struct Lane {
     }
   }
   // One head's columns of this lane; 0 where there is none.
-  __device__ __forceinline__ void Unpack(const Element* of_head, Number (&to)[kColumns]) const {
+  __device__ __forceinline__ void Unpack(const Element* of_head, Number* to) const {
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
       const bool has = Has(i);
@@ -137,8 +139,7 @@ struct Lane {
     }
   }
   template <typename Base>
-  __device__ __forceinline__ void UnpackRow(const Base* base, int64 row,
-                                            Number (&to)[kColumns]) const {
+  __device__ __forceinline__ void UnpackRow(const Base* base, int64 row, Number* to) const {
     Unpack(in_row(static_cast<const Element*>(base), row, RowBytes()) + head * request.width, to);
   }
 
@@ -176,8 +177,21 @@ struct Lane {
     loaded.Unpack(to);
   }
 
+  // What an edge has of its own for this head, in so many columns.
+  __device__ __forceinline__ Number LoadTerm(const Number* terms, int64 columns, Id edge,
+                                             Number absent) const {
+    if (terms == nullptr) return absent;
+    return __ldg(terms + static_cast<int64>(edge) * columns + (columns == 1 ? 0 : head));
+  }
+
   __device__ __forceinline__ void LoadEntry(Entry& entry) const {
     const Id other = entry.other;
+    if constexpr (kTerms) {
+      entry.edge_score =
+          LoadTerm(request.edge_scores, request.score_columns, entry.edge, Number{0});
+      entry.edge_weight =
+          LoadTerm(request.edge_weights, request.weight_columns, entry.edge, Number{1});
+    }
     const int64 at = static_cast<int64>(other) * request.heads + head;
     if constexpr (Pass::kBySource) {
       Load(request.grad, other, entry.summed);
@@ -247,7 +261,8 @@ struct Lane {
   }
   // Additive scores before the slope.
   static __device__ __forceinline__ Number Sum(const Row& row, const Entry& entry) {
-    return row.number + (Pass::kBySource ? ProductOf(entry, kRight) : entry.number);
+    const Number sum = row.number + (Pass::kBySource ? ProductOf(entry, kRight) : entry.number);
+    return kTerms ? sum + entry.edge_score : sum;
   }
   // A lane's part of a score of rows.
   __device__ __forceinline__ Number PartOf(const Number (&left)[kColumns],
@@ -258,10 +273,16 @@ struct Lane {
     for (int i = 0; i < kColumns; ++i) sum += vector[i] * Act(left[i] + right[i]);
     return sum;
   }
-  __device__ __forceinline__ Number Scaled(Number total) const {
-    return Score::kHasVector ? total : total * static_cast<Number>(request.scale);
+  // A score of rows, of its parts' total.
+  __device__ __forceinline__ Number Scored(Number total, const Entry& entry) const {
+    const Number score =
+        Score::kHasVector ? total : total * static_cast<Number>(request.scale);
+    return kTerms ? score + entry.edge_score : score;
   }
-  // What a weight is multiplied by.
+  static __device__ __forceinline__ Number WeightOf(const Entry& entry) {
+    return kTerms ? entry.edge_weight : Number{1};
+  }
+  // What dropout multiplies a weight by.
   __device__ __forceinline__ Number KeptOf(const Entry& entry) const {
     if constexpr (!kDropout) return 1;
     const Draws draws = philox(static_cast<uint64>(entry.edge), static_cast<uint32>(head) / 4,
@@ -301,7 +322,7 @@ struct Lane {
         Number summed[kColumns], left[kColumns], right[kColumns];
         Widen(entries[i].summed, summed);
         Operands(row, entries[i], summed, left, right);
-        score = Scaled(Total(PartOf(left, right)));
+        score = Scored(Total(PartOf(left, right)), entries[i]);
       }
       scores[i] = entries[i].active ? score : lowest<Number>();
       largest = max(largest, scores[i]);
@@ -317,13 +338,14 @@ struct Lane {
       if (!entries[i].active) continue;
       Number weight = exponential_of(scores[i] - base);
       state[kSum] += weight;
-      weight *= KeptOf(entries[i]);
+      const Number of_edge = WeightOf(entries[i]);
+      weight *= KeptOf(entries[i]) * of_edge;
       Number summed[kColumns];
       Widen(entries[i].summed, summed);
 #pragma unroll
       for (int j = 0; j < kColumns; ++j) {
         state[j] += weight * summed[j];
-        if constexpr (kHasSize) state[kSize] = max(state[kSize], fabs(summed[j]));
+        if constexpr (kHasSize) state[kSize] = max(state[kSize], fabs(of_edge * summed[j]));
       }
     }
   }
@@ -351,19 +373,29 @@ struct Lane {
       of_score = Act(sum);
     } else {
       Operands(row, entry, summed, left, right);
-      of_score = Scaled(Total(PartOf(left, right)));
+      of_score = Scored(Total(PartOf(left, right)), entry);
     }
     const Number product = Total(Product(row.summed, summed));
     const Number largest = Pass::kBySource ? ProductOf(entry, kLargestScore) : row.largest;
     const Number inverse = Pass::kBySource ? ProductOf(entry, kInverse) : row.inverse;
     const Number of_row = Pass::kBySource ? ProductOf(entry, kProduct) : row.product;
     if (!entry.active) return;
-    const Number weight = exponential_of(of_score - largest) * inverse, kept = KeptOf(entry);
+    const Number weight = exponential_of(of_score - largest) * inverse;
+    const Number unweighted = KeptOf(entry), kept = unweighted * WeightOf(entry);
     const Number change = weight * (kept * product - of_row);  // of the score
+    Number of_edge = change;
     if constexpr (Score::kOfScalars) {
-      const Number of_sum = change * Slope(sum);
-      state[kOfLeft] += of_sum;
-      AddToRight(entry, of_sum);
+      of_edge *= Slope(sum);
+      state[kOfLeft] += of_edge;
+      AddToRight(entry, of_edge);
+    }
+    if constexpr (kTerms && Pass::kBySource) {
+      const int64 at = static_cast<int64>(entry.edge) * request.heads + head;
+      const bool writes = sub == 0 && has_head;
+      if (writes && request.of_edge_scores != nullptr) request.of_edge_scores[at] = of_edge;
+      if (writes && request.of_edge_weights != nullptr) {
+        request.of_edge_weights[at] = weight * unweighted * product;
+      }
     }
     const Number scaled = change * static_cast<Number>(request.scale);
 #pragma unroll
@@ -455,8 +487,23 @@ struct Lane {
     const int64 at = row * request.heads + head;
     [[maybe_unused]] const bool first = sub == 0 && has_head;
     if constexpr (Pass::kForward) {
+      Number* kept = request.numbers + at * kKept;
+      if (row < request.added_rows) {  // to what earlier edges gave
+        Number before[kState];
+        UnpackRow(request.out, row, before);
+        before[kSum] = kept[kKeptSum];
+        before[kLargest] = before[kSum] == 0 ? lowest<Number>() : kept[kKeptLargest];
+        if constexpr (kHasSize) before[kSize] = kept[kKeptSize];
+#pragma unroll
+        for (int i = 0; i < kColumns; ++i) before[i] *= before[kSum];
+        Merge(state, before);
+      }
       const int64 degree = request.indptr[row + 1] - request.indptr[row];
-      const Number sum = state[kSum], factor = degree == 0 ? Number{0} : 1 / sum;
+      const Number sum = state[kSum];
+      // Without edges, or if all of them are left out. That all scores happen to be minus infinity
+      // gives NaN.
+      const bool is_empty = sum == 0 && (degree == 0 || (kTerms && request.edge_scores != nullptr));
+      const Number factor = is_empty ? Number{0} : 1 / sum;
       Number offset[kColumns];
       if (request.bias != nullptr) Unpack(request.bias + head * request.width, offset);
 #pragma unroll
@@ -464,9 +511,9 @@ struct Lane {
         state[i] = state[i] * factor + (request.bias == nullptr ? Number{0} : offset[i]);
       }
       StoreRow(request.out, row, state);
+      __syncwarp(kRowLanes == 32 ? kAllLanes : (1u << kRowLanes % 32) - 1);  // all have read it
       if (!first) return;
-      Number* kept = request.numbers + at * kKept;
-      kept[kKeptLargest] = degree == 0 ? Number{0} : state[kLargest];
+      kept[kKeptLargest] = is_empty ? Number{0} : state[kLargest];
       kept[kKeptSum] = sum;
       kept[kKeptSize] = 0;
       if constexpr (kHasSize) kept[kKeptSize] = state[kSize];

@@ -51,7 +51,8 @@ __global__ void __launch_bounds__(kThreads)
   Number* to = products + at * kProducts;
   to[kRight] = right == nullptr ? Number{0} : right[at];
   to[kLargestScore] = kept[at * kKept + kKeptLargest];
-  to[kInverse] = 1 / kept[at * kKept + kKeptSum];
+  const Number sum_of_powers = kept[at * kKept + kKeptSum];
+  to[kInverse] = sum_of_powers == 0 ? Number{0} : 1 / sum_of_powers;
   to[kProduct] = sum;
   if (right == nullptr) return;
   const double largest = kept[at * kKept + kKeptSize];

@@ -22,6 +22,9 @@ from dgl_mgpu.ops.transpose import transpose
 #: What destinations keep of a softmax: the largest score; the sum of exponentials of scores less
 #: that; and, for kernels, the size of the largest value.
 LARGEST, SUM, SIZE, KEPT = range(4)
+#: What the backward pass reads of them: additive scores' number; the largest score; the sum's
+#: inverse; and the product of the output with its gradient.
+RIGHT, LARGEST_SCORE, INVERSE, PRODUCT, PRODUCTS = range(5)
 #: Scores of an edge, of its source's and its destination's operands.
 SCORES = ("additive", "gatv2", "dot")
 
@@ -54,18 +57,31 @@ class AttentionScore(NamedTuple):
     dropout: float
 
 
+class EdgeTerms(NamedTuple):
+    """What edges have of their own, shape (num_edges, heads) or (num_edges, 1)."""
+
+    #: Added to scores.
+    edge_scores: Tensor | None
+    #: The softmax is multiplied by them.
+    edge_weights: Tensor | None
+
+
+NO_TERMS = EdgeTerms(None, None)
+
+
 class AttentionGradient(NamedTuple):
-    """The output's gradient, the output and what :func:`attention_forward` returned with it."""
+    """The output's gradient, and what :func:`attention_products` makes of it."""
 
     grad: Tensor
-    out: Tensor
-    kept: Tensor
+    products: Tensor
+    exponents: Tensor | None
 
 
 @Operator
 def attention_op(
     entries: Entries,
     operands: AttentionOperands,
+    terms: EdgeTerms,
     bias: Tensor | None,
     key: Tensor | None,
     score: AttentionScore,
@@ -74,16 +90,42 @@ def attention_op(
 
 
 @Operator
+def add_attention_op(
+    out: Written,
+    kept: Written,
+    entries: Entries,
+    operands: AttentionOperands,
+    bias: Tensor | None,
+    key: Tensor | None,
+    score: AttentionScore,
+) -> None:
+    pass
+
+
+@Operator
+def attention_products_op(
+    grad: Tensor,
+    out: Tensor,
+    kept: Tensor,
+    right: Tensor | None,
+    bias: Tensor | None,
+    score: AttentionScore,
+) -> tuple[Tensor, Tensor]:
+    return products_of(grad, kept, score)
+
+
+@Operator
 def attention_backward_op(
     by_destination: Entries,
     by_source: Entries,
     operands: AttentionOperands,
-    bias: Tensor | None,
+    terms: EdgeTerms,
     gradient: AttentionGradient,
     key: Tensor | None,
     score: AttentionScore,
+    of_terms: bool,
 ) -> list[Tensor]:
-    return gradients(operands)
+    return gradients(operands, terms, of_terms)
 
 
 @Operator
@@ -111,9 +153,26 @@ def outputs(entries: Entries, operands: AttentionOperands) -> tuple[Tensor, Tens
     return out, values.new_empty(*out.shape[:2], KEPT, dtype=computed_in(values.dtype))
 
 
-def gradients(operands: AttentionOperands) -> list[Tensor]:
-    """Allocate gradients of those operands that there are."""
-    return [torch.empty_like(it) for it in operands if it is not None]
+def products_of(grad: Tensor, kept: Tensor, score: AttentionScore) -> tuple[Tensor, Tensor]:
+    """Allocate what passes backward read of destinations, shape (num_dst, heads, PRODUCTS).
+
+    And, if scores are additive, exponents of the units of their numbers' gradients, shape (num_dst,
+    heads).
+    """
+    num_dst, heads, _ = grad.shape
+    units = (num_dst, heads) if score.kind == "additive" else (0,)
+    products = kept.new_empty(num_dst, heads, PRODUCTS)
+    return products, kept.new_empty(units, dtype=torch.int32)
+
+
+def gradients(operands: AttentionOperands, terms: EdgeTerms, of_terms: bool) -> list[Tensor]:
+    """Allocate gradients of those operands that there are, and of edges' terms if they are wanted,
+    with a column for each head."""
+    found = [torch.empty_like(it) for it in operands if it is not None]
+    if of_terms:
+        heads = operands.values.shape[1]
+        found += [it.new_zeros(len(it), heads) for it in terms if it is not None]
+    return found
 
 
 def attention(
@@ -128,6 +187,8 @@ def attention(
     vector: Tensor | None = None,
     negative_slope: float = 0.2,
     scale: float = 1.0,
+    edge_scores: Tensor | None = None,
+    edge_weights: Tensor | None = None,
     bias: Tensor | None = None,
     dropout: float = 0.0,
     by_source: Callable[[], tuple[Tensor, Tensor, Tensor | None]] | None = None,
@@ -149,7 +210,8 @@ def attention(
     indices : Tensor, dtype of ``indptr``, shape (nnz,)
         Source of each entry.  Not checked: it must be a row.
     eids : Tensor, dtype of ``indptr``, shape (nnz,), or None
-        Edge of each entry; None where entry ``i`` is edge ``i``.
+        Edge of each entry; None where entry ``i`` is edge ``i``.  Not checked: it must be a row of
+        ``edge_scores`` and ``edge_weights``.
     values : Tensor, float32, float64, float16 or bfloat16, shape (num_src, heads, width)
     left : Tensor, shape (num_src, heads) or (num_src, heads, width), or None
         Of an additive score a number, float32, or float64 if the values are so.  Of a dot product
@@ -160,6 +222,11 @@ def attention(
     vector : Tensor or None, float32 or float64, shape (heads, width)
         Of GATv2's scores alone; float64 if the values are so.
     negative_slope, scale : float
+    edge_scores : Tensor or None, float32 or float64, shape (num_edges, heads) or (num_edges, 1)
+        By edge: added to scores, within ``act`` where they are additive.  Minus infinity leaves an
+        edge out.  float64 if the values are so.
+    edge_weights : Tensor or None, dtype and shape as of ``edge_scores``
+        By edge: what the softmax is multiplied by.
     bias : Tensor or None, dtype of the values, shape (heads, width)
         Added to each sum.
     dropout : float
@@ -172,8 +239,8 @@ def attention(
     Returns
     -------
     Tensor, dtype of the values, shape (num_dst, heads, width)
-        Half types are computed in float32 and rounded once.  A node without in-edges has 0, and
-        the bias.  The same bits on every run.
+        Half types are computed in float32 and rounded once.  A node without in-edges, or whose
+        edges are all left out, has 0, and the bias.  The same bits on every run.
 
     Raises
     ------
@@ -182,7 +249,8 @@ def attention(
     """
     entries = Entries(indptr, indices, eids)
     operands = AttentionOperands(values, left, right, vector)
-    check_attention(entries, operands, bias, score, dropout)
+    terms = EdgeTerms(edge_scores, edge_weights)
+    check_attention(entries, operands, terms, bias, score, dropout)
     if by_source is None:
         num_src = len(values)
 
@@ -193,13 +261,14 @@ def attention(
     if dropout > 0:
         key = torch.empty(1, dtype=torch.int64, device=values.device).random_()
     request = _Request(entries, by_source, AttentionScore(score, negative_slope, scale, dropout))
-    out: Tensor = _Attention.apply(request, key, *operands, bias)
+    out: Tensor = _Attention.apply(request, key, *operands, *terms, bias)
     return out
 
 
 def check_attention(
     entries: Entries,
     operands: AttentionOperands,
+    terms: EdgeTerms,
     bias: Tensor | None,
     score: str,
     dropout: float,
@@ -261,6 +330,21 @@ def check_attention(
     for name, tensor, of in (("vector", vector, computed_in(dtype)), ("bias", bias, dtype)):
         if tensor is not None:
             check_tensor(tensor, name, action, of, (heads, width), device)
+    for name, tensor in terms._asdict().items():
+        if tensor is not None:
+            _check_edges(tensor, name, action, entries, operands)
+
+
+def _check_edges(
+    tensor: Tensor, name: str, action: str, entries: Entries, operands: AttentionOperands
+) -> None:
+    values, count = operands.values, len(entries.indices)
+    # Edges may be numbered higher than there are entries.
+    num_edges = count if entries.eids is None or tensor.dim() == 0 else max(count, len(tensor))
+    columns = 1 if tensor.dim() == 2 and tensor.shape[1] == 1 else values.shape[1]
+    check_tensor(
+        tensor, name, action, computed_in(values.dtype), (num_edges, columns), values.device
+    )
 
 
 class _Request(NamedTuple):
@@ -279,29 +363,34 @@ class _Attention(torch.autograd.Function):
         left: Tensor | None,
         right: Tensor | None,
         vector: Tensor | None,
+        edge_scores: Tensor | None,
+        edge_weights: Tensor | None,
         bias: Tensor | None,
     ) -> Tensor:
         operands = AttentionOperands(values.contiguous(), *map(_contiguous, (left, right, vector)))
+        terms = EdgeTerms(_contiguous(edge_scores), _contiguous(edge_weights))
         bias = _contiguous(bias)
-        out, kept = attention_forward(request.entries, operands, bias, key, request.score)
+        out, kept = attention_forward(request.entries, operands, terms, bias, key, request.score)
         ctx.request, ctx.output = request, KeptOutput(out)
         # A copy: a bias may be updated meanwhile.
         bias = None if bias is None else bias.clone()
-        ctx.save_for_backward(key, *operands, bias, kept)
+        ctx.save_for_backward(key, bias, kept, *operands, *terms)
         return out
 
     @staticmethod
     @differentiable_once("attention", "compose it of dgl.ops")
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        key, *operands, bias, kept = ctx.saved_tensors
+        key, bias, kept, *tensors = ctx.saved_tensors
         entries, by_source, score = ctx.request
-        edges, operands = Entries(*by_source()), AttentionOperands(*operands)
+        edges, operands = Entries(*by_source()), AttentionOperands(*tensors[:4])
+        terms, of_terms = EdgeTerms(*tensors[4:]), any(ctx.needs_input_grad[6:8])
         check_sources(edges, len(operands.values))
-        out = ctx.output.unchanged(entries, operands, bias, key, score)
-        gradient = AttentionGradient(grad.contiguous(), out, kept)
-        of_operands = attention_backward(entries, edges, operands, bias, gradient, key, score)
-        of_bias = grad.sum(0) if ctx.needs_input_grad[-1] else None
-        return None, None, *of_operands, of_bias
+        out = ctx.output.unchanged(entries, operands, terms, bias, key, score)
+        right = operands.right if score.kind == "additive" else None
+        gradient = attention_products(grad.contiguous(), out, kept, right, bias, score)
+        found = attention_backward(entries, edges, operands, terms, gradient, key, score, of_terms)
+        of_bias = grad.sum(0) if ctx.needs_input_grad[8] else None
+        return None, None, *found, of_bias
 
 
 class KeptOutput:
@@ -341,27 +430,70 @@ def _contiguous(tensor: Tensor | None) -> Tensor | None:
 def attention_forward(
     entries: Entries,
     operands: AttentionOperands,
+    terms: EdgeTerms,
     bias: Tensor | None,
     key: Tensor | None,
     score: AttentionScore,
 ) -> tuple[Tensor, Tensor]:
     """The output, and what the backward pass needs, shape (num_dst, heads, KEPT)."""
-    return call("attention", (*entries, *operands, bias, key), *score)
+    return call("attention", (*entries, *operands, *terms, bias, key), *score)
+
+
+def add_attention(
+    out: Tensor,
+    kept: Tensor,
+    entries: Entries,
+    operands: AttentionOperands,
+    bias: Tensor | None,
+    key: Tensor | None,
+    score: AttentionScore,
+) -> None:
+    """Have further in-edges of the same destinations take part in what earlier ones gave.
+
+    ``out`` and ``kept`` are those of :func:`attention_forward` for the earlier edges, without a
+    bias, and become those for all of them.  Half types are rounded each time.
+    """
+    call("add_attention", (out, kept, *entries, *operands, bias, key), *score)
+
+
+def attention_products(
+    grad: Tensor,
+    out: Tensor,
+    kept: Tensor,
+    right: Tensor | None,
+    bias: Tensor | None,
+    score: AttentionScore,
+) -> AttentionGradient:
+    """What :func:`attention_backward` reads of destinations; ``right`` is None unless scores are
+    additive."""
+    found = call("attention_products", (grad, out, kept, right, bias), *score)
+    return AttentionGradient(grad, *found)
 
 
 def attention_backward(
     by_destination: Entries,
     by_source: Entries,
     operands: AttentionOperands,
-    bias: Tensor | None,
+    terms: EdgeTerms,
     gradient: AttentionGradient,
     key: Tensor | None,
     score: AttentionScore,
-) -> AttentionOperands:
-    """Gradients of the operands, None of those that there are not."""
-    tensors = (*by_destination, *by_source, *operands, bias, *gradient, key)
-    found = iter(call("attention_backward", tensors, *score))
-    return AttentionOperands(*(None if it is None else next(found) for it in operands))  # type: ignore[arg-type]
+    of_terms: bool = False,
+) -> tuple[Tensor | None, ...]:
+    """Gradients of the operands and, if they are wanted, of edges' terms; None of those that there
+    are not."""
+    tensors = (*by_destination, *by_source, *operands, *terms, *gradient, key)
+    found = iter(call("attention_backward", tensors, *score, of_terms))
+    of_operands = (None if it is None else next(found) for it in operands)
+    of_edges = (None if it is None or not of_terms else next(found) for it in terms)
+    return *of_operands, *map(_summed_as, of_edges, terms)
+
+
+def _summed_as(gradient: Tensor | None, term: Tensor | None) -> Tensor | None:
+    """The gradient of a term that may be the same for all heads."""
+    if gradient is None or term is None or gradient.shape == term.shape:
+        return gradient
+    return gradient.sum(1, keepdim=True)
 
 
 def attention_vectors(values: Tensor, vectors: Tensor, num_dst: int) -> tuple[Tensor, Tensor]:

@@ -11,20 +11,28 @@ from torch import Tensor
 
 from dgl_mgpu.ops import parallel
 from dgl_mgpu.ops.attention import (
+    INVERSE,
     KEPT,
     LARGEST,
+    LARGEST_SCORE,
+    NO_TERMS,
+    PRODUCT,
     SCORES,
     SIZE,
     SUM,
     AttentionGradient,
     AttentionOperands,
     AttentionScore,
+    EdgeTerms,
     Entries,
+    add_attention_op,
     attention_backward_op,
     attention_op,
+    attention_products_op,
     attention_vectors_backward_op,
     attention_vectors_op,
     computed_in,
+    products_of,
 )
 from dgl_mgpu.ops.memory import inline, kernel, load_id
 from dgl_mgpu.ops.philox import ATTENTION_STREAM, philox
@@ -56,12 +64,17 @@ class _Operands(NamedTuple):
     vector: np.ndarray
 
 
+class _Terms(NamedTuple):
+    """What edges have of their own, by edge and column; matrices without rows if they have none."""
+
+    scores: np.ndarray
+    weights: np.ndarray
+
+
 class _Gradient(NamedTuple):
-    """The gradient of the output; of each destination and head what it keeps, and the product of
-    its output with its gradient."""
+    """The gradient of the output, and what the backward pass reads of destinations besides."""
 
     rows: np.ndarray
-    kept: np.ndarray
     products: np.ndarray
 
 
@@ -92,25 +105,46 @@ def _act_slope(x: float, slope: float) -> float:
 
 
 @inline
-def _score_of(source: int, destination: int, head: int, operands: _Operands, score: _Score) -> Any:
+def _term_of(terms: np.ndarray, edge: int, head: int, absent: float) -> float:
+    if len(terms) == 0:
+        return absent
+    return terms[edge, head if terms.shape[1] > 1 else 0]
+
+
+@inline
+def _pre_of(
+    source: int, destination: int, edge: int, head: int, operands: _Operands, terms: _Terms
+) -> float:
+    """An additive score before the slope."""
+    pre = operands.left[source, head] + operands.right[destination, head]
+    return pre + _term_of(terms.scores, edge, head, 0.0)
+
+
+@inline
+def _score_of(
+    source: int, destination: int, edge: int, head: int, operands: _Operands, terms: _Terms,
+    score: _Score,
+) -> Any:  # fmt: skip
     left, right = operands.left, operands.right
     rounded = operands.values.dtype.type  # as the largest is kept
     if score.kind == _ADDITIVE:
-        return rounded(_act(left[source, head] + right[destination, head], score.slope))
+        pre = _pre_of(source, destination, edge, head, operands, terms)
+        return rounded(_act(pre, score.slope))
+    added = _term_of(terms.scores, edge, head, 0.0)
     total = 0.0
     if score.kind == _GATV2:
         for place in range(head * score.width, (head + 1) * score.width):
             pre = left[source, place] + right[destination, place]
             total += operands.vector[place] * _act(pre, score.slope)
-        return rounded(total)
+        return rounded(total + added)
     for place in range(head * score.width, (head + 1) * score.width):
         total += np.float64(left[source, place]) * right[destination, place]
-    return rounded(score.scale * total)
+    return rounded(score.scale * total + added)
 
 
 @inline
 def _keep_of(draws: tuple[np.uint64, np.uint64], head: int, mask: _Mask) -> float:
-    """What a weight is multiplied by; ``draws`` are those of the head's block of four heads."""
+    """What dropout multiplies a weight by; ``draws`` are those of the head's four heads."""
     draw = draws[0] if head % 4 < 2 else draws[1]
     word = draw & _LOW if head % 2 == 0 else draw >> _32
     return 0.0 if np.int64(word) < mask.threshold else mask.keep
@@ -118,25 +152,29 @@ def _keep_of(draws: tuple[np.uint64, np.uint64], head: int, mask: _Mask) -> floa
 
 @inline
 def _weight_and_gradient(
-    source: int, destination: int, head: int, keep: float, operands: _Operands, grad: _Gradient,
-    score: _Score,
-) -> tuple[float, float]:  # fmt: skip
-    """An edge's weight before dropout, and the gradient of its score."""
-    value = _score_of(source, destination, head, operands, score)
-    kept = grad.kept[destination, head]
-    weight = math.exp(value - kept[LARGEST]) / kept[SUM]
+    source: int, destination: int, edge: int, head: int, keep: float, operands: _Operands,
+    terms: _Terms, grad: _Gradient, score: _Score,
+) -> tuple[float, float, float]:  # fmt: skip
+    """An edge's softmax, the gradient of its score, and its value's product with the output's
+    gradient."""
+    value = _score_of(source, destination, edge, head, operands, terms, score)
+    of_row = grad.products[destination, head]
+    weight = math.exp(value - of_row[LARGEST_SCORE]) * of_row[INVERSE]
     product = 0.0
     for place in range(head * score.width, (head + 1) * score.width):
         product += np.float64(grad.rows[destination, place]) * operands.values[source, place]
-    return weight, weight * (keep * product - grad.products[destination, head])
+    return weight, weight * (keep * product - of_row[PRODUCT]), product
 
 
 @kernel
 def _attention(
-    begin: int, end: int, edges: _Edges, operands: _Operands, bias: np.ndarray, score: _Score,
-    mask: _Mask, out: np.ndarray, kept: np.ndarray,
+    begin: int, end: int, edges: _Edges, operands: _Operands, terms: _Terms, bias: np.ndarray,
+    score: _Score, mask: _Mask, adds: bool, out: np.ndarray, kept: np.ndarray,
 ) -> None:  # fmt: skip
-    """Rows ``[begin, end)`` of the output and of what destinations keep."""
+    """Rows ``[begin, end)`` of the output and of what destinations keep.
+
+    With ``adds`` they go on from what is there.
+    """
     heads, width = score.heads, score.width
     largest, total, row_sum = np.empty(heads), np.empty(heads), np.empty(heads * width)
     draws = np.uint64(0), np.uint64(0)
@@ -144,6 +182,12 @@ def _attention(
         largest[:] = -np.inf
         total[:] = 0.0
         row_sum[:] = 0.0
+        for head in range(heads):
+            if adds and kept[row, head, SUM] != 0.0:
+                largest[head] = kept[row, head, LARGEST]
+                total[head] = kept[row, head, SUM]
+                for place in range(head * width, (head + 1) * width):
+                    row_sum[place] = out[row, place] * total[head]
         first = load_id(edges.indptr, row, edges.id_width)
         last = load_id(edges.indptr, row + 1, edges.id_width)
         for entry in range(first, last):
@@ -152,7 +196,7 @@ def _attention(
             for head in range(heads):
                 if mask.threshold > 0 and head % 4 == 0:
                     draws = philox(edge, head // 4, ATTENTION_STREAM, mask.key)
-                value = _score_of(source, row, head, operands, score)
+                value = _score_of(source, row, edge, head, operands, terms, score)
                 if value > largest[head]:
                     shrunk = math.exp(largest[head] - value)
                     total[head] *= shrunk
@@ -162,25 +206,26 @@ def _attention(
                 # Not by exp: nothing larger than minus infinity may have come yet.
                 weight = 0.0 if value == -np.inf else math.exp(value - largest[head])
                 total[head] += weight
-                weight *= _keep_of(draws, head, mask)
+                weight *= _keep_of(draws, head, mask) * _term_of(terms.weights, edge, head, 1.0)
                 for place in range(head * width, (head + 1) * width):
                     row_sum[place] += weight * operands.values[source, place]
         for head in range(heads):
             divisor = total[head]
-            if first == last:
+            is_empty = divisor == 0.0 and (first == last or len(terms.scores) > 0)
+            if is_empty:
                 divisor = 1.0
-            elif divisor == 0.0:  # all scores are minus infinity
+            elif divisor == 0.0:  # all scores are minus infinity, which nobody asked for
                 divisor = np.nan
             for place in range(head * width, (head + 1) * width):
                 out[row, place] = row_sum[place] / divisor + bias[place]
-            kept[row, head, LARGEST] = 0.0 if first == last else largest[head]
-            kept[row, head, SUM] = divisor
+            kept[row, head, LARGEST] = 0.0 if is_empty else largest[head]
+            kept[row, head, SUM] = total[head]
             kept[row, head, SIZE] = 0.0
 
 
 @kernel
 def _of_destinations(
-    begin: int, end: int, rows_per_block: int, edges: _Edges, operands: _Operands,
+    begin: int, end: int, rows_per_block: int, edges: _Edges, operands: _Operands, terms: _Terms,
     grad: _Gradient, score: _Score, mask: _Mask, of_right: np.ndarray,
     of_vector: np.ndarray,
 ) -> None:  # fmt: skip
@@ -199,10 +244,12 @@ def _of_destinations(
             for head in range(heads):
                 if mask.threshold > 0 and head % 4 == 0:
                     draws = philox(edge, head // 4, ATTENTION_STREAM, mask.key)
-                keep = _keep_of(draws, head, mask)
-                _, of_score = _weight_and_gradient(source, row, head, keep, operands, grad, score)
+                keep = _keep_of(draws, head, mask) * _term_of(terms.weights, edge, head, 1.0)
+                _, of_score, _ = _weight_and_gradient(
+                    source, row, edge, head, keep, operands, terms, grad, score
+                )
                 if score.kind == _ADDITIVE:
-                    pre = operands.left[source, head] + operands.right[row, head]
+                    pre = _pre_of(source, row, edge, head, operands, terms)
                     row_sum[head] += of_score * _act_slope(pre, slope)
                 elif score.kind == _GATV2:
                     for place in range(head * width, (head + 1) * width):
@@ -218,11 +265,12 @@ def _of_destinations(
 
 @kernel
 def _of_sources(
-    begin: int, end: int, edges: _Edges, operands: _Operands, grad: _Gradient, score: _Score,
-    mask: _Mask, left_is_values: bool, of_values: np.ndarray, of_left: np.ndarray,
+    begin: int, end: int, edges: _Edges, operands: _Operands, terms: _Terms, grad: _Gradient,
+    score: _Score, mask: _Mask, left_is_values: bool, of_values: np.ndarray, of_left: np.ndarray,
+    of_terms: _Terms,
 ) -> None:  # fmt: skip
     """Rows ``[begin, end)``; ``of_left`` is left alone where scores are made of the values."""
-    heads, width = score.heads, score.width
+    heads, width, slope = score.heads, score.width, score.slope
     values_sum, left_sum = np.empty(heads * width), np.empty(operands.left.shape[1])
     draws = np.uint64(0), np.uint64(0)
     for row in range(begin, end):
@@ -236,15 +284,24 @@ def _of_sources(
             for head in range(heads):
                 if mask.threshold > 0 and head % 4 == 0:
                     draws = philox(edge, head // 4, ATTENTION_STREAM, mask.key)
-                keep = _keep_of(draws, head, mask)
-                weight, of_score = _weight_and_gradient(
-                    row, destination, head, keep, operands, grad, score
+                kept = _keep_of(draws, head, mask)
+                keep = kept * _term_of(terms.weights, edge, head, 1.0)
+                weight, of_score, product = _weight_and_gradient(
+                    row, destination, edge, head, keep, operands, terms, grad, score
                 )
+                if len(of_terms.weights) > 0:
+                    of_terms.weights[edge, head] = weight * kept * product
+                if len(of_terms.scores) > 0:
+                    of_edge = of_score
+                    if score.kind == _ADDITIVE:
+                        pre = _pre_of(row, destination, edge, head, operands, terms)
+                        of_edge *= _act_slope(pre, slope)
+                    of_terms.scores[edge, head] = of_edge
                 weight *= keep
                 for place in range(head * width, (head + 1) * width):
                     values_sum[place] += weight * grad.rows[destination, place]
                 if score.kind == _ADDITIVE:
-                    pre = operands.left[row, head] + operands.right[destination, head]
+                    pre = _pre_of(row, destination, edge, head, operands, terms)
                     left_sum[head] += of_score * _act_slope(pre, score.slope)
                 elif score.kind == _GATV2:
                     for place in range(head * width, (head + 1) * width):
@@ -271,23 +328,77 @@ def _of_sources(
 def _attention_cpu(
     entries: Entries,
     operands: AttentionOperands,
+    terms: EdgeTerms,
     bias: Tensor | None,
     key: Tensor | None,
     score: AttentionScore,
 ) -> tuple[Tensor, Tensor]:
     values = operands.values
     number, num_dst = computed_in(values.dtype), len(entries.indptr) - 1
-    _, heads, width = values.shape
-    entries, out = _contiguous(entries), torch.empty(num_dst, heads, width, dtype=number)
-    kept = torch.empty(num_dst, heads, KEPT, dtype=number)
-    added = torch.zeros(heads * width, dtype=number) if bias is None else bias
+    out = torch.empty(num_dst, *values.shape[1:], dtype=number)
+    kept = torch.empty(*out.shape[:2], KEPT, dtype=number)
+    _attend(out, kept, entries, operands, terms, bias, key, score, adds=False)
+    return out.to(values.dtype), kept
+
+
+@add_attention_op.cpu
+def _add_attention_cpu(
+    out: Tensor,
+    kept: Tensor,
+    entries: Entries,
+    operands: AttentionOperands,
+    bias: Tensor | None,
+    key: Tensor | None,
+    score: AttentionScore,
+) -> None:
+    wide = out.to(computed_in(out.dtype))
+    _attend(wide, kept, entries, operands, NO_TERMS, bias, key, score, adds=True)
+    if wide is not out:
+        out.copy_(wide)
+
+
+def _attend(
+    out: Tensor,
+    kept: Tensor,
+    entries: Entries,
+    operands: AttentionOperands,
+    terms: EdgeTerms,
+    bias: Tensor | None,
+    key: Tensor | None,
+    score: AttentionScore,
+    *,
+    adds: bool,
+) -> None:
+    num_dst, heads, width = out.shape
+    entries = _contiguous(entries)
+    added = torch.zeros(heads * width, dtype=out.dtype) if bias is None else bias
     operands = operands._replace(right=_right_of(operands, num_dst))
     parallel.run(
-        _attention, num_dst, _GRAIN, _edges(entries), _operands(operands), _flat(added, number),
-        _score(score, heads, width), _mask(key, score), out.flatten(1).numpy(),
-        kept.numpy(),
+        _attention, num_dst, _GRAIN, _edges(entries), _operands(operands), _terms(terms, out.dtype),
+        _flat(added, out.dtype), _score(score, heads, width), _mask(key, score), adds,
+        out.flatten(1).numpy(), kept.numpy(),
     )  # fmt: skip
-    return out.to(values.dtype), kept
+
+
+@attention_products_op.cpu
+def _attention_products_cpu(
+    grad: Tensor,
+    out: Tensor,
+    kept: Tensor,
+    right: Tensor | None,
+    bias: Tensor | None,
+    score: AttentionScore,
+) -> tuple[Tensor, Tensor]:
+    number = kept.dtype
+    attended = out.to(number) if bias is None else out.to(number) - bias.to(number)
+    products, exponents = products_of(grad, kept, score)
+    products.zero_()
+    products[..., LARGEST_SCORE] = kept[..., LARGEST]
+    # Of no edges, or none that is not left out.
+    products[..., INVERSE] = torch.where(kept[..., SUM] == 0, 0, 1 / kept[..., SUM])
+    products[..., PRODUCT] = (grad.to(number) * attended).sum(2)
+    # There are no units: each row is summed by itself.
+    return products, exponents.zero_()
 
 
 @attention_backward_op.cpu
@@ -295,22 +406,22 @@ def _attention_backward_cpu(
     by_destination: Entries,
     by_source: Entries,
     operands: AttentionOperands,
-    bias: Tensor | None,
+    terms: EdgeTerms,
     gradient: AttentionGradient,
     key: Tensor | None,
     score: AttentionScore,
+    of_terms: bool,
 ) -> list[Tensor]:
-    grad, out, kept = gradient
+    grad, products, _ = gradient
     is_shared, num_dst = operands.right is None, len(grad)
     values, left, _, vector = operands
     right = _right_of(operands, num_dst)
     operands = operands._replace(right=right)
     number = computed_in(values.dtype)
     num_src, heads, width = values.shape
-    attended = out.to(number) if bias is None else out.to(number) - bias.to(number)
-    products = (grad.to(number) * attended).sum(2)
-    of_out = _Gradient(_matrix(grad, number), kept.detach().numpy(), products.detach().numpy())
-    shared = _operands(operands), of_out, _score(score, heads, width), _mask(key, score)
+    of_out = _Gradient(_matrix(grad, number), products.detach().numpy())
+    numbers = _operands(operands), _terms(terms, number), of_out
+    shared = *numbers, _score(score, heads, width), _mask(key, score)
 
     # Of the rows alone and not of the threads: so is the order in which sums are taken.
     rows_per_block = max(_GRAIN, -(-num_dst // _MAX_BLOCKS))
@@ -326,9 +437,12 @@ def _attention_backward_cpu(
     entries = _contiguous(by_source)
     of_values = torch.empty(num_src, heads * width, dtype=number)
     of_left = torch.empty(0, 0) if left is None else left.new_empty(left.shape, dtype=number)
+    of_edges = [
+        None if it is None or not of_terms else it.new_zeros(len(it), heads) for it in terms
+    ]
     parallel.run(
         _of_sources, num_src, _GRAIN, _edges(entries), *shared, left is None, of_values.numpy(),
-        _matrix(of_left, number),
+        _matrix(of_left, number), _terms(EdgeTerms(*of_edges), number),
     )  # fmt: skip
 
     if is_shared:
@@ -342,7 +456,7 @@ def _attention_backward_cpu(
         # By NumPy, which has no threads.
         summed = torch.from_numpy(of_vector.sum(0)).view(vector.shape)
         found.append(summed.to(vector.dtype))
-    return found
+    return found + [it for it in of_edges if it is not None]
 
 
 @attention_vectors_op.cpu
@@ -401,6 +515,11 @@ def _operands(operands: AttentionOperands) -> _Operands:
         of_values if right is None else _matrix(right, number),
         _flat(values.new_empty(0) if vector is None else vector, number),
     )
+
+
+def _terms(terms: EdgeTerms, number: torch.dtype) -> _Terms:
+    none = torch.empty(0, 0)
+    return _Terms(*(_matrix(none if it is None else it, number) for it in terms))
 
 
 def _score(score: AttentionScore, heads: int, width: int) -> _Score:

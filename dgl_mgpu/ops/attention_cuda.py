@@ -17,17 +17,22 @@ from torch import Tensor
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.ops import device as gpu
 from dgl_mgpu.ops.attention import (
+    NO_TERMS,
     AttentionGradient,
     AttentionOperands,
     AttentionScore,
+    EdgeTerms,
     Entries,
+    add_attention_op,
     attention_backward_op,
     attention_op,
+    attention_products_op,
     attention_vectors_backward_op,
     attention_vectors_op,
     computed_in,
     gradients,
     outputs,
+    products_of,
 )
 from dgl_mgpu.ops.device import Kernel, c_type
 from dgl_mgpu.ops.spmm_layout import ELEMENTS, VECTOR_BYTES, max_shares, shares
@@ -84,6 +89,7 @@ def _plan(
     kernel_pass: str,
     score: str,
     drops: bool,
+    has_terms: bool,
     id_dtype: torch.dtype,
     dtype: torch.dtype,
     heads: int,
@@ -105,7 +111,7 @@ def _plan(
     state = columns + behind
     types = (
         f"{c_type(id_dtype)}, {ELEMENTS[dtype]}, dgl_mgpu::{score}, dgl_mgpu::{kernel_pass},"
-        f" {'true' if drops else 'false'}, {vector}, {vectors}, {lanes}, {together}"
+        f" {_c_bool(drops)}, {_c_bool(has_terms)}, {vector}, {vectors}, {lanes}, {together}"
     )
     attend, join = (
         Kernel("attention.cu", f"dgl_mgpu::{name}<{types}>")
@@ -114,6 +120,10 @@ def _plan(
     tiles = -(-heads // together)
     part_bytes = tiles * state * lanes * together * computed_in(dtype).itemsize
     return _Plan(attend, join, tiles, part_bytes)
+
+
+def _c_bool(value: bool) -> str:
+    return "true" if value else "false"
 
 
 class _Outputs(NamedTuple):
@@ -125,19 +135,20 @@ class _Outputs(NamedTuple):
     right_sums: Tensor | None = None
     right_bad: Tensor | None = None
     added_rows: int = 0
+    of_edge_scores: Tensor | None = None
+    of_edge_weights: Tensor | None = None
 
 
 def _launch(
     kernel_pass: str,
     entries: Entries,
     operands: AttentionOperands,
+    terms: EdgeTerms,
     key: Tensor | None,
     score: AttentionScore,
     written: _Outputs,
     bias: Tensor | None = None,
-    grad: Tensor | None = None,
-    products: Tensor | None = None,
-    exponents: Tensor | None = None,
+    gradient: AttentionGradient | None = None,
 ) -> Tensor | None:
     """Fill the outputs of a pass; returns shares of the vector's gradient, if it has one."""
     indptr, indices, eids = (None if it is None else it.contiguous() for it in entries)
@@ -148,7 +159,13 @@ def _launch(
     device, (_, heads, width) = values.device, values.shape
     kind = {"additive": "Additive", "gatv2": "GATv2"}.get(score.kind)
     kind = kind or ("DotOfValues" if left is None else "Dot")
-    plan = _plan(kernel_pass, kind, key is not None, indptr.dtype, values.dtype, heads, width)
+    # Of no edges there are no addresses to read.
+    scores, weights = (it if it is not None and it.numel() else None for it in terms)
+    has_terms = scores is not None or weights is not None
+    plan = _plan(
+        kernel_pass, kind, key is not None, has_terms, indptr.dtype, values.dtype, heads, width
+    )
+    grad, products, exponents = (None, None, None) if gradient is None else gradient
     num_rows = indptr.shape[0] - 1
     share_bytes = 8 + 2 * plan.part_bytes
     row_bytes = heads * width * values.itemsize
@@ -162,17 +179,23 @@ def _launch(
     scratch = torch.empty(num_shares * share_bytes, dtype=torch.uint8, device=device)
     open_rows = scratch.data_ptr()
     request = gpu.struct(
-        indptr, indices, eids, values, left, right, vector, bias, grad, products, exponents, key,
+        indptr, indices, eids, values, left, right, vector, bias, scores, weights,
+        _columns(scores), _columns(weights), grad, products, exponents, key,
         int(score.dropout * 2**32), _bits(1 / (1 - score.dropout)), _bits(score.slope),
         _bits(score.scale), written.out, written.left_out, numbers, written.right_sums,
-        written.right_bad, num_rows, written.added_rows, heads, width, plan.tiles, share,
-        num_shares, open_rows + 8 * num_shares, open_rows,
+        written.right_bad, written.of_edge_scores, written.of_edge_weights, num_rows,
+        written.added_rows, heads, width, plan.tiles, share, num_shares,
+        open_rows + 8 * num_shares, open_rows,
     )  # fmt: skip
     warps = num_shares * plan.tiles
     plan.attend(-(-warps // _WARPS), _THREADS, request, device=device)
     if num_shares > 2:  # what two have of a row is done by the first of them
         plan.join(warps, _THREADS, request, device=device)
     return shares_of_vector
+
+
+def _columns(terms: Tensor | None) -> int:
+    return 0 if terms is None else terms.shape[1]
 
 
 def _vector_of(width: int, dtype: torch.dtype) -> int:
@@ -201,16 +224,58 @@ def _bits(value: float) -> int:
 def _attention(
     entries: Entries,
     operands: AttentionOperands,
+    terms: EdgeTerms,
     bias: Tensor | None,
     key: Tensor | None,
     score: AttentionScore,
 ) -> tuple[Tensor, Tensor]:
-    operands, bias = _aligned(operands), _aligned_one(bias)
     out, kept = outputs(entries, operands)
     if out.numel():
+        operands, bias = _aligned(operands), _aligned_one(bias)
         written = _Outputs(out, numbers=kept)
-        _launch(_FORWARD, entries, operands, key, score, written, bias)
+        _launch(_FORWARD, entries, operands, terms, key, score, written, bias)
     return out, kept
+
+
+@add_attention_op.cuda
+def _add_attention(
+    out: Tensor,
+    kept: Tensor,
+    entries: Entries,
+    operands: AttentionOperands,
+    bias: Tensor | None,
+    key: Tensor | None,
+    score: AttentionScore,
+) -> None:
+    if out.numel():
+        operands, bias = _aligned(operands), _aligned_one(bias)
+        written = _Outputs(out, numbers=kept, added_rows=len(out))
+        _launch(_FORWARD, entries, operands, NO_TERMS, key, score, written, bias)
+
+
+@attention_products_op.cuda
+def _attention_products(
+    grad: Tensor,
+    out: Tensor,
+    kept: Tensor,
+    right: Tensor | None,
+    bias: Tensor | None,
+    score: AttentionScore,
+) -> tuple[Tensor, Tensor]:
+    num_dst, heads, width = grad.shape
+    products, exponents = products_of(grad, kept, score)
+    count = num_dst * heads
+    if not count:
+        return products, exponents
+    if not width:  # nothing is read of them
+        return products.zero_(), exponents.zero_()
+    kernel, lanes = _kernel_of_heads("multiply_gradients", grad.dtype, width)
+    kernel(
+        -(-count * lanes // _THREADS), _THREADS, _aligned_one(grad), _aligned_one(out), kept, right,
+        _aligned_one(bias), products, exponents, count, heads, width,
+        _MARGIN / (1 - score.dropout) * max(1.0, abs(score.slope)), device=grad.device,
+    )  # fmt: skip
+    return products, exponents
 
 
 @attention_backward_op.cuda
@@ -218,47 +283,50 @@ def _attention_backward(
     by_destination: Entries,
     by_source: Entries,
     operands: AttentionOperands,
-    bias: Tensor | None,
+    terms: EdgeTerms,
     gradient: AttentionGradient,
     key: Tensor | None,
     score: AttentionScore,
+    of_terms: bool,
 ) -> list[Tensor]:
-    operands, bias = _aligned(operands), _aligned_one(bias)
-    gradient = _aligned(gradient)
+    found = gradients(operands, terms, of_terms)
     grad = gradient.grad
-    found = gradients(operands)
     if not grad.numel() or not operands.values.numel():
         return [tensor.zero_() for tensor in found]
+    others, num_dst = iter(found), len(grad)
+    of_values, of_left, of_right, of_vector = (
+        None if it is None else next(others) for it in operands
+    )
+    of_edges = [None if it is None or not of_terms else next(others) for it in terms]
+    operands = _aligned(operands)
+    gradient = gradient._replace(grad=_aligned_one(grad))  # type: ignore[arg-type]
     if score.kind == "additive":
-        products, exponents = _products(gradient, operands.right, bias, score)
-        of_values, of_left, of_right = found
+        assert of_right is not None
         count = of_right.numel()
         zeros = torch.zeros(9 * count, dtype=torch.uint8, device=grad.device)
         sums, bad = zeros[: 8 * count].view(torch.int64), zeros[8 * count :]
-        written = _Outputs(of_values, None, of_left, sums, bad)
-        _launch(_SOURCES, by_source, operands, key, score, written, None, grad, products, exponents)
+        written = _Outputs(of_values, None, of_left, sums, bad, 0, *of_edges)
+        _launch(_SOURCES, by_source, operands, terms, key, score, written, gradient=gradient)
         name = "double" if of_right.dtype == torch.float64 else "float"
         kernel = Kernel("attention_rows.cu", f"dgl_mgpu::scale_sums<{name}>")
         kernel(
-            -(-count // _THREADS), _THREADS, sums, bad, exponents, of_right, count,
+            -(-count // _THREADS), _THREADS, sums, bad, gradient.exponents, of_right, count,
             device=grad.device,
         )  # fmt: skip
         return found
-    products, _ = _products(gradient, None, bias, score)
-    others = iter(found)
-    of_values = next(others)
-    left_out = None if operands.left is None else next(others)
+    assert of_values is not None
     # Where destinations are sources, their part is there when the sources' is added to it.
-    is_shared, num_dst = operands.right is None, len(grad)
-    of_right = of_values[:num_dst] if is_shared else next(others)
-    of_vector = _launch(
-        _DESTINATIONS, by_destination, operands, key, score, _Outputs(of_right), None, grad,
-        products,
-    )  # fmt: skip
+    is_shared = of_right is None
+    written = _Outputs(of_values[:num_dst] if of_right is None else of_right)
+    shares_of_vector = _launch(
+        _DESTINATIONS, by_destination, operands, terms, key, score, written, gradient=gradient
+    )
     if of_vector is not None:
-        next(others).copy_(of_vector.sum(0))
-    written = _Outputs(of_values, left_out, added_rows=num_dst if is_shared else 0)
-    _launch(_SOURCES, by_source, operands, key, score, written, None, grad, products)
+        assert shares_of_vector is not None
+        of_vector.copy_(shares_of_vector.sum(0))
+    added = num_dst if is_shared else 0
+    written = _Outputs(of_values, of_left, None, None, None, added, *of_edges)
+    _launch(_SOURCES, by_source, operands, terms, key, score, written, gradient=gradient)
     return found
 
 
@@ -321,24 +389,3 @@ def _kernel_of_heads(name: str, dtype: torch.dtype, width: int) -> tuple[Kernel,
     lanes = min(_LANES, _power_of_2(-(-width // vector)))
     types = f"{ELEMENTS[dtype]}, {vector}, {lanes}"
     return Kernel("attention_rows.cu", f"dgl_mgpu::{name}<{types}>"), lanes
-
-
-def _products(
-    gradient: AttentionGradient, right: Tensor | None, bias: Tensor | None, score: AttentionScore
-) -> tuple[Tensor, Tensor | None]:
-    """What passes backward read of destinations, shape (num_dst, heads, 4).
-
-    And, if there are numbers on the right, exponents of the units of their sums, shape (num_dst,
-    heads).
-    """
-    grad, out, kept = gradient
-    num_dst, heads, width = grad.shape
-    products = kept.new_empty(num_dst, heads, 4)
-    exponents = None if right is None else kept.new_empty(num_dst, heads, dtype=torch.int32)
-    kernel, lanes = _kernel_of_heads("multiply_gradients", grad.dtype, width)
-    count, dropped_to = num_dst * heads, 1 / (1 - score.dropout)
-    kernel(
-        -(-count * lanes // _THREADS), _THREADS, grad, out, kept, right, bias, products, exponents,
-        count, heads, width, _MARGIN * dropped_to * max(1.0, abs(score.slope)), device=grad.device,
-    )  # fmt: skip
-    return products, exponents

@@ -22,6 +22,7 @@ _ARGUMENTS = {
         "Score": tuple(f"dgl_mgpu::{name}" for name in ("Additive", "GATv2", "DotOfValues", "Dot")),
         "Pass": tuple(f"dgl_mgpu::{name}" for name in ("Forward", "Destinations", "Sources")),
         "kDropout": ("false", "true"),
+        "kTerms": ("false", "true"),
         "kVector": ("4", "8", "2", "1"),
         "kVectors": ("1", "2", "4"),
         "kLanes": ("32", "16", "8", "4", "2", "1"),

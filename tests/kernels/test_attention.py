@@ -12,20 +12,24 @@ from torch import Tensor
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.ops import transpose
 from dgl_mgpu.ops.attention import (
+    NO_TERMS,
     SIZE,
-    AttentionGradient,
     AttentionOperands,
     AttentionScore,
+    EdgeTerms,
     Entries,
     attention_backward,
     attention_forward,
+    attention_products,
     attention_vectors,
     attention_vectors_backward,
     computed_in,
 )
 from dgl_mgpu.ops.attention_cuda import (
+    _add_attention,
     _attention,
     _attention_backward,
+    _attention_products,
     _attention_vectors,
     _attention_vectors_backward,
     can_attend,
@@ -95,6 +99,7 @@ def check(
     shuffled: bool = False,
     biased: bool = True,
     dropout: float = 0.0,
+    terms: EdgeTerms = NO_TERMS,
     rounding: float = 1e-4,
 ) -> None:
     """Compare the output and all gradients, with regard to what they are sums of."""
@@ -106,29 +111,36 @@ def check(
     key = torch.tensor([123456789]) if dropout else None
     score = AttentionScore(kind.partition(" ")[0], 0.2, 0.3, dropout)
     wide = None if bias is None else bias.double()
-    expected, kept = attention_forward(by_destination, widened(operands), wide, key, score)
+    given = widened(operands), widened(terms)
+    expected, kept = attention_forward(by_destination, *given, wide, key, score)
 
-    at = [moved(it, where) for it in (by_destination, by_source, operands)]
+    at = [moved(it, where) for it in (by_destination, by_source, operands, terms)]
     bias, grad, key = (None if it is None else it.to(where) for it in (bias, grad, key))
-    out, found_kept = _attention(*at[0], *at[2], bias, key, *score)
+    out, found_kept = _attention(*at[0], *at[2], *at[3], bias, key, *score)
     assert out.dtype == dtype
     close(out, expected, rounding)
     has_edges = torch.tensor(lengths, dtype=torch.int64) > 0
     close(found_kept[has_edges.to(where), :, :SIZE], kept[has_edges, :, :SIZE], rounding)
 
     # Of the output as it was rounded.
-    gradients = attention_backward(
-        by_destination, by_source, widened(operands), wide,
-        AttentionGradient(grad.cpu().double(), out.cpu().double(), kept),
-        key if key is None else key.cpu(), score,
-    )  # fmt: skip
-    results = iter(
-        _attention_backward(*at[0], *at[1], *at[2], bias, grad, out, found_kept, key, *score)
+    rights = [it.right if score.kind == "additive" else None for it in (operands, at[2])]
+    gradient = attention_products(
+        grad.cpu().double(), out.cpu().double(), kept, rights[0], wide, score
     )
-    for operand, gradient in zip(operands, gradients, strict=True):
+    key_there = key if key is None else key.cpu()
+    gradients = attention_backward(
+        by_destination, by_source, *given, gradient, key_there, score, of_terms=True
+    )
+    products = _attention_products(grad, out, found_kept, rights[1], bias, *score)
+    results = iter(
+        _attention_backward(*at[0], *at[1], *at[2], *at[3], grad, *products, key, *score, True)
+    )
+    for operand, gradient in zip((*operands, *terms), gradients, strict=True):
         if operand is not None:
             result = next(results)
             assert result.dtype == operand.dtype
+            if result.shape != operand.shape:
+                result = result.sum(1, keepdim=True)
             close(result, gradient, 4 * rounding)
 
 
@@ -169,6 +181,52 @@ def test_weights_are_dropped_as_on_the_cpu(where, kind):
     check(where, kind, degrees("at bounds"), 6, 4, shuffled=True, biased=False, dropout=0.3)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("columns", [(1, 6), (6, 1), (None, 6), (6, None)])
+def test_terms_of_edges(where, kind, columns):
+    """Scores that leave edges out, and weights, for each head and for all."""
+    lengths, random = degrees("at bounds"), torch.Generator().manual_seed(3)
+    terms = EdgeTerms(*(
+        None if count is None else torch.randn(sum(lengths), count, generator=random)
+        for count in columns
+    ))  # fmt: skip
+    if terms.edge_scores is not None:
+        terms.edge_scores[torch.rand(terms.edge_scores.shape, generator=random) < 0.3] = -np.inf
+        terms.edge_scores[60:130] = -np.inf  # all of a row's
+    for shuffled, dropout in ((False, 0.0), (True, 0.3)):
+        check(where, kind, lengths, 6, 4, shuffled=shuffled, dropout=dropout, terms=terms)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("heads", "width", "dtype", "rounding"),
+    [(2, 8, torch.float32, 1e-5), (3, 64, torch.float64, 1e-12), (4, 16, torch.bfloat16, 2e-2)],
+)
+def test_edges_in_two_parts(where, kind, heads, width, dtype, rounding):
+    """What further edges add, also to rows that had none before, or all."""
+    torch.manual_seed(0)
+    lengths = degrees("at bounds")
+    entries, _ = entries_of(lengths, torch.int32, True)
+    operands = moved(operands_of(kind, len(lengths), heads, width, dtype), where)
+    bias, key = torch.randn(heads, width).to(where, dtype), torch.tensor([5], device=where)
+    score = AttentionScore(kind.partition(" ")[0], 0.2, 0.3, 0.4)
+    parts = []
+    is_first = torch.rand(sum(lengths)) < 0.5
+    rows = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
+    is_first[rows < 2] = True
+    is_first[rows == 3] = False
+    for chosen in (is_first, ~is_first):
+        counts = rows[chosen].bincount(minlength=len(lengths))
+        indptr = torch.cat([counts.new_zeros(1), counts.cumsum(0)]).int()
+        part = Entries(indptr, entries.indices[chosen], entries.eids[chosen])
+        parts.append(moved(part, where))
+    out, kept = _attention(*parts[0], *operands, *NO_TERMS, None, key, *score)
+    _add_attention(out, kept, *parts[1], *operands, bias, key, *score)
+    expected = _attention(*moved(entries, where), *operands, *NO_TERMS, bias, key, *score)
+    close(out, expected[0].cpu(), rounding)
+    close(kept, expected[1].cpu(), rounding)
+
+
 @pytest.mark.parametrize("kind", SHARED)
 @pytest.mark.parametrize("lengths", [[3, 0, 300, 7], [4] * NUM_SRC])
 def test_destinations_that_are_sources(where, kind, lengths):
@@ -193,14 +251,15 @@ def backward_of_additive(where, operands, grad, lengths):
     at = [moved(it, where) for it in (by_destination, by_source, operands)]
     score = AttentionScore("additive", 0.2, 1.0, 0.0)
     grad = grad.to(where)
-    out, kept = _attention(*at[0], *at[2], None, None, *score)
-    args = (*at[0], *at[1], *at[2], None, grad, out, kept, None, *score)
+    out, kept = _attention(*at[0], *at[2], *NO_TERMS, None, None, *score)
+    products = _attention_products(grad, out, kept, at[2].right, None, *score)
+    args = (*at[0], *at[1], *at[2], *NO_TERMS, grad, *products, None, *score, False)
     found = [it.cpu() for it in _attention_backward(*args)]
     wide = widened(operands)
-    exact, sums = attention_forward(by_destination, wide, None, None, score)
-    gradient = AttentionGradient(grad.cpu().double(), exact, sums)
-    expected = attention_backward(by_destination, by_source, wide, None, gradient, None, score)
-    return found, expected
+    exact, sums = attention_forward(by_destination, wide, NO_TERMS, None, None, score)
+    gradient = attention_products(grad.cpu().double(), exact, sums, wide.right, None, score)
+    expected = attention_backward(by_destination, by_source, wide, NO_TERMS, gradient, None, score)
+    return found, AttentionOperands(*expected[:4])
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1e-12, 1e12, 1e25, 1e34])
@@ -246,10 +305,12 @@ def test_tensors_that_begin_anywhere(where, kind, offset):
     score = AttentionScore(kind.partition(" ")[0], 0.2, 0.3, 0.0)
 
     def results(move):
-        args = (*by_destination, *map(move, operands), move(bias), None, *score)
-        out, kept = _attention(*args)
-        given = (*by_destination, *by_source, *map(move, operands), move(bias), move(grad))
-        return [out, *_attention_backward(*given, out, kept, None, *score)]
+        given = (*map(move, operands), *NO_TERMS)
+        out, kept = _attention(*by_destination, *given, move(bias), None, *score)
+        right = given[2] if score.kind == "additive" else None
+        products = _attention_products(move(grad), out, kept, right, move(bias), *score)
+        args = (*by_destination, *by_source, *given, move(grad), *products, None, *score, False)
+        return [out, *_attention_backward(*args)]
 
     def shifted(tensor):
         if tensor is None:

@@ -13,10 +13,16 @@ from torch import Tensor
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.ops.attention import (
     LARGEST,
+    NO_TERMS,
     SUM,
+    AttentionOperands,
     AttentionScore,
     Entries,
+    add_attention,
     attention,
+    attention_backward,
+    attention_forward,
+    attention_products,
     computed_in,
 )
 from dgl_mgpu.ops.philox import ATTENTION_STREAM
@@ -24,12 +30,19 @@ from dgl_mgpu.ops.transpose import transpose
 from tests.ops import reference
 
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-KINDS = ("additive", "gatv2", "dot", "dot of values")
+KINDS = (
+    "additive", "gatv2", "dot", "dot of values",
+    "additive with terms", "gatv2 with terms", "dot with terms",
+)  # fmt: skip
+#: Operands of scores, and what edges have of their own.
+NAMES = ("values", "left", "right", "vector", "edge_scores", "edge_weights")
 INF = float("inf")
 SLOPE, SCALE = 0.2, 0.3
 
 Arguments = dict[str, Tensor]
 sum_op = torch.ops.dgl_mgpu.attention.default
+add_op = torch.ops.dgl_mgpu.add_attention.default
+products_op = torch.ops.dgl_mgpu.attention_products.default
 backward_op = torch.ops.dgl_mgpu.attention_backward.default
 
 
@@ -84,22 +97,29 @@ def case_of(
     bias: bool = True,
 ) -> Case:
     arguments = {"values": torch.randn(graph.num_src, heads, width).to(dtype)}
-    shape = (heads,) if kind == "additive" else (heads, width)
-    of_score = dtype if kind != "additive" or dtype == torch.float64 else torch.float32
-    if kind in ("additive", "dot"):
+    score, _, rest = kind.partition(" ")
+    shape = (heads,) if score == "additive" else (heads, width)
+    of_score = dtype if score != "additive" or dtype == torch.float64 else torch.float32
+    if score != "gatv2" and rest != "of values":
         arguments["left"] = torch.randn(graph.num_src, *shape).to(of_score)
     arguments["right"] = torch.randn(graph.num_dst, *shape).to(of_score)
-    if kind == "gatv2":
+    if score == "gatv2":
         arguments["vector"] = torch.randn(heads, width).to(computed_in(dtype))
+    if rest == "with terms":
+        # One has numbers for each head, the other one for all.
+        number, count = computed_in(dtype), len(graph.src)
+        arguments["edge_scores"] = torch.randn(count, heads).to(number)
+        arguments["edge_weights"] = torch.randn(count, 1).to(number)
     if bias:
         arguments["bias"] = torch.randn(heads, width).to(dtype)
-    return Case(graph, kind.removesuffix(" of values"), arguments)
+    return Case(graph, score, arguments)
 
 
 def attend(case: Case, arguments: Arguments, **others: Any) -> Tensor:
     values, right = arguments["values"], arguments["right"]
-    left, vector, bias = (arguments.get(name) for name in ("left", "vector", "bias"))
-    given = dict(negative_slope=SLOPE, scale=SCALE, vector=vector, bias=bias) | others
+    given = {name: arguments.get(name) for name in ("vector", "bias", *NAMES[4:])}
+    given |= dict(negative_slope=SLOPE, scale=SCALE) | others
+    left = arguments.get("left")
     return attention(*case.graph.entries, values, left, right, score=case.score, **given)
 
 
@@ -115,20 +135,21 @@ def composed_parts(
     src, dst, _, num_dst, _ = case.graph
     values, right = arguments["values"], arguments["right"][dst]
     left = arguments.get("left", values)[src]
+    added, factors = arguments.get("edge_scores", 0), arguments.get("edge_weights", 1)
     if case.score == "additive":
-        scores = torch.nn.functional.leaky_relu(left + right, SLOPE)
+        scores = torch.nn.functional.leaky_relu(left + right + added, SLOPE)
     elif case.score == "gatv2":
         pre = torch.nn.functional.leaky_relu(left + right, SLOPE)
-        scores = (arguments["vector"] * pre).sum(2)
+        scores = (arguments["vector"] * pre).sum(2) + added
     else:
-        scores = SCALE * (left * right).sum(2)
+        scores = SCALE * (left * right).sum(2) + added
     places = dst.view(-1, 1).expand_as(scores)
     largest = scores.new_full((num_dst, scores.shape[1]), -INF)
     largest = largest.scatter_reduce(0, places, scores.detach(), "amax")
     powers = (scores - largest[dst]).exp()
     sums = torch.zeros_like(largest).index_add(0, dst, powers)
     weights = powers / sums[dst]
-    messages = (weights * keep).unsqueeze(2) * values[src]
+    messages = (weights * keep * factors).unsqueeze(2) * values[src]
     out = values.new_zeros(num_dst, *values.shape[1:]).index_add(0, dst, messages)
     return out + arguments["bias"] if "bias" in arguments else out, scores, weights
 
@@ -245,12 +266,9 @@ def test_slope_and_scale(kind):
     case = case_of(kind, small_graph())
     plain = attend(case, case.arguments, negative_slope=0.2, scale=1.0)
     others = {"negative_slope": 0.9, "scale": 0.1}
-    values, right = case.arguments["values"], case.arguments["right"]
-    left, vector = case.arguments.get("left"), case.arguments.get("vector")
-    bias = case.arguments["bias"]
-    by_default = attention(
-        *case.graph.entries, values, left, right, score=case.score, vector=vector, bias=bias
-    )
+    given = {name: case.arguments.get(name) for name in (*NAMES, "bias")}
+    operands = [given.pop(name) for name in NAMES[:3]]
+    by_default = attention(*case.graph.entries, *operands, score=case.score, **given)
     assert torch.equal(plain, by_default)
     assert not torch.allclose(plain, attend(case, case.arguments, **others))
 
@@ -324,7 +342,7 @@ def test_dropout_by_the_edges_numbers(kind, heads):
         compare(case, keep, seed=7, dropout=dropout)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", KINDS[:4])
 def test_dropout_of_large_edge_numbers(kind):
     """Both halves of an edge's number count, as do both of a negative key."""
     case = case_of(kind, small_graph(eids=False))
@@ -340,9 +358,9 @@ def test_dropout_of_large_edge_numbers(kind):
         return Entries(*by_source[:2], numbers[by_source[2]])
 
     compare(case, keep, seed=3, dropout=0.5, by_source=rows)
-    key, (values, right) = -(1 << 63) + 12345, map(case.arguments.get, ("values", "right"))
-    left, vector = case.arguments.get("left"), case.arguments.get("vector")
-    tensors = (indptr, indices, numbers, values, left, right, vector, None, torch.tensor([key]))
+    key = -(1 << 63) + 12345
+    given = map(case.arguments.get, NAMES)
+    tensors = (indptr, indices, numbers, *given, None, torch.tensor([key]))
     out, _ = sum_op(*tensors, case.score, SLOPE, SCALE, 0.5)
     del case.arguments["bias"]
     torch.testing.assert_close(out, composed(case, case.arguments, keep_of(numbers, 2, key, 0.5)))
@@ -525,13 +543,16 @@ def test_scores_of_any_size_have_weights_that_add_up(kind, size):
     """Two edges with equal scores have half of the gradient each, in float32."""
     edges = torch.tensor([0, 2]), torch.tensor([0, 1]), None
     values = torch.ones(2, 1, 1, requires_grad=True)
-    options: dict[str, Any] = {"score": kind.removesuffix(" of values"), "negative_slope": 1.0}
+    score, _, rest = kind.partition(" ")
+    options: dict[str, Any] = {"score": score, "negative_slope": 1.0}
+    if rest == "with terms":
+        options |= {"edge_scores": torch.ones(2, 1), "edge_weights": torch.ones(2, 1)}
     left, right = None, torch.full((1, 1, 1), size)
-    if kind == "additive":
+    if score == "additive":
         left, right = torch.zeros(2, 1), right[:, :, 0]
-    elif kind == "dot":
+    elif score == "dot" and rest != "of values":
         left = torch.ones(2, 1, 1)
-    if kind == "gatv2":
+    if score == "gatv2":
         options["vector"] = torch.ones(1, 1)
     (gradient,) = torch.autograd.grad(attention(*edges, values, left, right, **options), values)
     torch.testing.assert_close(gradient.flatten(), torch.tensor([0.5, 0.5]))
@@ -561,19 +582,21 @@ def test_what_destinations_keep(kind):
     """The largest score and the sum of exponentials of scores less that."""
     case = case_of(kind, small_graph(eids=False), heads=3)
     indptr, indices, _ = case.graph.entries
-    names = ("values", "left", "right", "vector", "bias")
-    values, left, right, vector, bias = map(case.arguments.get, names)
-    tensors = (indptr, indices, None, values, left, right, vector, bias, None)
+    given = list(map(case.arguments.get, (*NAMES, "bias")))
+    values, left, right, vector, edge_scores, *_ = given
+    tensors = (indptr, indices, None, *given, None)
     _, kept = sum_op(*tensors, case.score, SLOPE, SCALE, 0.0)
     for row, (first, last) in enumerate(pairwise(indptr.tolist())):
         sources = (values if left is None else left)[indices[first:last]]
         pre = sources + right[row]
-        if kind == "additive":
+        added = 0 if edge_scores is None else edge_scores[first:last]
+        if case.score == "additive":
+            pre = pre + added
             scores = torch.where(pre > 0, pre, SLOPE * pre)
         else:
-            scores = SCALE * (sources * right[row]).sum(2)
-            if kind == "gatv2":
-                scores = (vector * torch.where(pre > 0, pre, SLOPE * pre)).sum(2)
+            scores = SCALE * (sources * right[row]).sum(2) + added
+            if case.score == "gatv2":
+                scores = (vector * torch.where(pre > 0, pre, SLOPE * pre)).sum(2) + added
         if last > first:
             torch.testing.assert_close(kept[row, :, LARGEST], scores.amax(0))
             sums = (scores - scores.amax(0)).exp().sum(0)
@@ -607,6 +630,8 @@ def attend_to(arguments: dict[str, Any]) -> Tensor:
 @pytest.mark.parametrize(
     "arguments",
     [{}, {"left": FLOATS}, {"eids": INDICES, "bias": torch.ones(2, 4)}, ADDITIVE, GATV2]
+    + [{"edge_scores": torch.zeros(3, 1), "edge_weights": torch.zeros(3, 2)}]
+    + [{"eids": INDICES, "edge_weights": torch.zeros(7, 2)}]
     + [ADDITIVE | {"values": FLOATS.to(dtype)} for dtype in (torch.float16, torch.bfloat16)],
 )
 def test_what_fits(arguments):
@@ -655,6 +680,13 @@ def test_what_fits(arguments):
         ({"right": FLOATS[:2].to("meta")}, "right has shape .* on 'meta'"),
         (GATV2 | {"vector": torch.zeros(1, 2, 4)}, r"vector has shape \(1, 2, 4\)"),
         (GATV2 | {"vector": torch.zeros(2, 4).half()}, "vector has .* dtype torch.float16"),
+        ({"edge_scores": torch.zeros(3)}, r"edge_scores has shape \(3,\)"),
+        ({"edge_scores": torch.zeros(2, 2)}, r"edge_scores has shape \(2, 2\)"),
+        ({"edge_scores": torch.zeros(4, 2)}, r"edge_scores has shape \(4, 2\)"),
+        ({"edge_weights": torch.zeros(3, 3)}, r"edge_weights has shape \(3, 3\)"),
+        ({"edge_weights": torch.zeros(3, 2).half()}, "edge_weights has .* dtype torch.float16"),
+        ({"edge_weights": torch.zeros(3, 2, device="meta")}, "edge_weights has .* on 'meta'"),
+        ({"edge_weights": torch.zeros(2, 2), "eids": INDICES}, r"edge_weights has shape \(2, 2\)"),
         ({"bias": torch.zeros(8)}, r"bias has shape \(8,\)"),
         ({"bias": torch.zeros(2, 4).double()}, "bias has shape .* and dtype torch.float64"),
     ],
@@ -668,18 +700,122 @@ def test_what_does_not_fit(arguments, message):
 def test_registration(kind):
     for eids, dtype in ((False, torch.float32), (True, torch.float16)):
         case = case_of(kind, small_graph(eids=eids), dtype=dtype, bias=eids)
-        names = ("values", "left", "right", "vector", "bias")
-        values, left, right, vector, bias = map(case.arguments.get, names)
-        operands = (values, left, right, vector)
+        bias, given = case.arguments.get("bias"), list(map(case.arguments.get, NAMES))
         key = torch.tensor([5]) if eids else None
         score = AttentionScore(case.score, SLOPE, SCALE, 0.5 if eids else 0.0)
-        arguments = (*case.graph.entries, *operands, bias, key, *score)
+        arguments = (*case.graph.entries, *given, bias, key, *score)
         torch.library.opcheck(sum_op, arguments)
         out, kept = sum_op(*arguments)
+        added = (out.clone(), kept.clone(), *case.graph.entries, *given[:4], bias, key, *score)
+        torch.library.opcheck(add_op, added)
         grad = torch.randn(out.shape).to(dtype)
+        right = given[2] if case.score == "additive" else None
+        arguments = (grad, out, kept, right, bias, *score)
+        torch.library.opcheck(products_op, arguments)
         by_source = transpose(*case.graph.entries, case.graph.num_src)
-        given = (*operands, bias, grad, out, kept, key, *score)
+        given += [grad, *products_op(*arguments), key, *score, True]
         torch.library.opcheck(backward_op, (*case.graph.entries, *by_source, *given))
+
+
+@pytest.mark.parametrize("kind", KINDS[:3])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_edges_in_several_parts(kind, dtype):
+    """Which source an edge is of decides its part; some destinations are without edges in some."""
+    case = case_of(kind, small_graph(), heads=3, dtype=dtype)
+    indptr, indices, eids = case.graph.entries
+    by_destination = torch.arange(len(indptr) - 1).repeat_interleave(indptr.diff())
+    score, key = AttentionScore(case.score, SLOPE, SCALE, 0.4), torch.tensor([9])
+    operands = AttentionOperands(*map(case.arguments.get, NAMES[:4]))
+    bias, grad = case.arguments["bias"], torch.randn(case.graph.num_dst, 3, 3).to(dtype)
+    bounds = (0, 8, 9, case.graph.num_src)
+    parts = []
+    for first, last in pairwise(bounds):
+        chosen = (indices >= first) & (indices < last)
+        counts = by_destination[chosen].bincount(minlength=len(indptr) - 1)
+        starts = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+        entries = Entries(starts, indices[chosen] - first, eids[chosen])
+        rows = [None if it is None else it[first:last] for it in operands[:2]]
+        parts.append((entries, operands._replace(values=rows[0], left=rows[1])))
+    out, kept = attention_forward(*parts[0], NO_TERMS, None, key, score)
+    add_attention(out, kept, *parts[1], None, key, score)
+    add_attention(out, kept, *parts[2], bias, key, score)
+    expected, of_all = attention_forward(case.graph.entries, operands, NO_TERMS, bias, key, score)
+    rounding = {8: 1e-12, 4: 1e-5, 2: 4 * torch.finfo(dtype).eps}[dtype.itemsize]
+    close(out, expected.double(), rounding, rounding)
+    close(kept, of_all.double(), rounding, rounding)
+    right = operands.right if case.score == "additive" else None
+    gradient = attention_products(grad, expected, of_all, right, bias, score)
+    by_source = Entries(*transpose(*case.graph.entries, case.graph.num_src))
+    whole = attention_backward(
+        case.graph.entries, by_source, operands, NO_TERMS, gradient, key, score
+    )
+    found = []
+    for entries, of_part in parts:
+        by_source = transpose(entries.indptr, entries.indices, None, len(of_part.values))
+        edges = Entries(*by_source[:2], entries.eids[by_source[2]])
+        found.append(
+            attention_backward(entries, edges, of_part, NO_TERMS, gradient, key, score)[:4]
+        )
+    of_values, of_left, of_right, of_vector = zip(*found, strict=True)
+    for expected, one in zip(whole, (of_values, of_left), strict=False):
+        if expected is not None:
+            close(torch.cat(one), expected.double(), rounding, rounding)
+    for expected, one in zip(whole[2:], (of_right, of_vector), strict=False):
+        if expected is not None:
+            close(sum(it.double() for it in one), expected.double(), rounding, rounding)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.endswith("terms")])
+def test_edges_that_are_left_out(kind):
+    """By minus infinity: as if they were not there, also where none is left."""
+    case = case_of(kind, small_graph(eids=False))
+    src, dst, num_src, num_dst, _ = case.graph
+    out_of = (torch.rand(len(src)) < 0.4) | (dst == 5)
+    case.arguments["edge_scores"][out_of] = -INF
+    left, found = ~out_of, leaves_of(case.arguments)
+    rest = case._replace(graph=graph_of(src[left], dst[left], num_src, num_dst, eids=False))
+    of_rest = leaves_of(case.arguments | {
+        name: case.arguments[name][left] for name in NAMES[4:]
+    })  # fmt: skip
+    outs = attend(case, found), attend(rest, of_rest)
+    torch.testing.assert_close(*outs)
+    grad = torch.randn(outs[0].shape).double()
+    for out in outs:
+        out.backward(grad)
+    for name, leaf in found.items():
+        of_edges = name in NAMES[4:]
+        torch.testing.assert_close(leaf.grad[left] if of_edges else leaf.grad, of_rest[name].grad)
+        assert not of_edges or not leaf.grad[out_of].any()
+
+
+def test_terms_of_more_edges_than_there_are_entries():
+    """As where a part of a graph keeps the numbers of its edges; by eids alone."""
+    case = case_of("dot with terms", small_graph())
+    entries = case.graph.entries
+    shifted = case.graph._replace(entries=entries._replace(eids=entries.eids + 10))
+    more = {
+        name: torch.cat([case.arguments[name][:10], case.arguments[name]]) for name in NAMES[4:]
+    }
+    leaves = leaves_of(case.arguments | more)
+    by_source = Entries(*transpose(*entries, case.graph.num_src))
+    by_source = by_source._replace(eids=by_source.eids + 10)
+    found = attend(case._replace(graph=shifted), leaves, by_source=lambda: by_source)
+    assert torch.equal(found, attend(case, case.arguments))
+    found.sum().backward()
+    for name in NAMES[4:]:
+        assert leaves[name].grad.shape == leaves[name].shape and not leaves[name].grad[:10].any()
+
+
+def test_scores_that_edges_have_alone():
+    """A sum by the softmax of given scores: of no operands, and without a slope."""
+    case = case_of("additive with terms", small_graph(), bias=False)
+    src, dst, num_src, num_dst, _ = case.graph
+    nothing = {"left": torch.zeros(num_src, 2), "right": torch.zeros(num_dst, 2)}
+    arguments = case.arguments | {name: it.double() for name, it in nothing.items()}
+    found = attend(case, arguments, negative_slope=1.0, edge_weights=None)
+    graph = dgl.heterograph({("u", "to", "v"): (src, dst)}, {"u": num_src, "v": num_dst})
+    weights = dgl.ops.edge_softmax(graph, arguments["edge_scores"]).unsqueeze(2)
+    torch.testing.assert_close(found, dgl.ops.u_mul_e_sum(graph, arguments["values"], weights))
 
 
 @pytest.mark.parametrize("score", ["gatv2", "dot"])

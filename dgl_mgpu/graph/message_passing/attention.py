@@ -17,7 +17,7 @@ from torch.nn.modules.module import _has_any_global_hook
 from dgl_mgpu.graph.index import TensorIndex
 from dgl_mgpu.graph.relation import Relation
 from dgl_mgpu.ops.attention import (
-    AttentionGradient,
+    NO_TERMS,
     AttentionOperands,
     AttentionScore,
     Entries,
@@ -25,6 +25,7 @@ from dgl_mgpu.ops.attention import (
     attention,
     attention_backward,
     attention_forward,
+    attention_products,
     attention_vectors,
     attention_vectors_backward,
     check_attention,
@@ -189,8 +190,8 @@ class _Additive(torch.autograd.Function):
             right, _ = attention_vectors(destinations, vectors.flip(0), 0)
         operands = AttentionOperands(sources, left, right, None)
         entries = Entries(*relation.csc())
-        check_attention(entries, operands, bias, score.kind, score.dropout)
-        out, kept = attention_forward(entries, operands, bias, key, score)
+        check_attention(entries, operands, NO_TERMS, bias, score.kind, score.dropout)
+        out, kept = attention_forward(entries, operands, NO_TERMS, bias, key, score)
         ctx.request, ctx.output = request, KeptOutput(out)
         # A copy: a bias may be updated meanwhile.
         bias = None if bias is None else bias.clone()
@@ -205,11 +206,12 @@ class _Additive(torch.autograd.Function):
         operands = AttentionOperands(sources, left, right, None)
         entries, edges = Entries(*relation.csc()), Entries(*relation.csr())
         check_sources(edges, len(sources))
-        out = ctx.output.unchanged(entries, operands, bias, key, score)
-        gradient = AttentionGradient(grad.contiguous(), out, kept)
-        of_sources, of_left, of_right, _ = attention_backward(
-            entries, edges, operands, bias, gradient, key, score
+        out = ctx.output.unchanged(entries, operands, NO_TERMS, bias, key, score)
+        gradient = attention_products(grad.contiguous(), out, kept, right, bias, score)
+        of_sources, of_left, of_right, *_ = attention_backward(
+            entries, edges, operands, NO_TERMS, gradient, key, score
         )
+        assert of_sources is not None
         assert of_left is not None
         assert of_right is not None
         of_destinations = None
