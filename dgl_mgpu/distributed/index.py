@@ -14,6 +14,7 @@ from dgl.heterograph_index import HeteroGraphIndex
 from dgl.ops import edge_softmax, gsddmm, gspmm
 
 from dgl_mgpu.comm.communicator import Communicator
+from dgl_mgpu.distributed.attention import attend
 from dgl_mgpu.distributed.exchange.halo import Fetch, GiveBack, Halo
 from dgl_mgpu.distributed.exchange.schedule import CommSchedule, Message, Sum
 from dgl_mgpu.distributed.local_part import Part, add_self_loops, loops, remove_self_loops
@@ -22,6 +23,7 @@ from dgl_mgpu.errors import UnsupportedByPartitionError
 from dgl_mgpu.graph.distributed import DistributedGraphIndex, Features
 from dgl_mgpu.graph.index import GraphSchema, TensorIndex, single_schema
 from dgl_mgpu.graph.relation import Relation
+from dgl_mgpu.ops.attention import AttentionScore
 
 
 class PartitionedRelation:
@@ -373,6 +375,24 @@ class PartitionedIndex(DistributedGraphIndex):
             exponentials / relation.gather_dst(totals[dst])
             for relation, exponentials, (_, dst) in zip(relations, raised, ends, strict=True)
         )
+
+    def attention_ends(self) -> tuple[int, int] | None:
+        # Edges of a reversed part are not grouped by their destinations.
+        if len(self.parts) != 1 or self.is_reversed:
+            return None
+        part = self.parts[0].part
+        return part.num_own_src, part.num_own_dst
+
+    def attend(
+        self,
+        values: torch.Tensor,
+        left: Features,
+        right: Features,
+        vector: Features,
+        bias: Features,
+        score: AttentionScore,
+    ) -> torch.Tensor:
+        return attend(self.parts[0].rounds, values, left, right, vector, bias, score)
 
     def _highest(self, scores: torch.Tensor) -> torch.Tensor:
         """For each destination of the only relation, the highest of its edges' scores, or -inf."""

@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from dgl_mgpu.errors import UnsupportedByPartitionError
 from dgl_mgpu.graph.index import TensorIndex
+from dgl_mgpu.ops.attention import AttentionScore
 
 Features = torch.Tensor | None
 
@@ -49,6 +50,25 @@ class DistributedGraphIndex(TensorIndex):
         self, scores: Sequence[torch.Tensor], norm_by: str
     ) -> tuple[torch.Tensor, ...]:
         """As ``dgl.ops.edge_softmax`` over all edges of all relations."""
+
+    @abstractmethod
+    def attention_ends(self) -> tuple[int, int] | None:
+        """How many sources and destinations this process has of the only relation.
+
+        None where :meth:`attend` cannot go along it.
+        """
+
+    @abstractmethod
+    def attend(
+        self,
+        values: torch.Tensor,
+        left: Features,
+        right: Features,
+        vector: Features,
+        bias: Features,
+        score: AttentionScore,
+    ) -> torch.Tensor:
+        """As :func:`dgl_mgpu.distributed.attention.attend`."""
 
     @abstractmethod
     def edge_ids(self, etype: int) -> torch.Tensor:

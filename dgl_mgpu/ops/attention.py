@@ -385,7 +385,9 @@ class _Attention(torch.autograd.Function):
         edges, operands = Entries(*by_source()), AttentionOperands(*tensors[:4])
         terms, of_terms = EdgeTerms(*tensors[4:]), any(ctx.needs_input_grad[6:8])
         check_sources(edges, len(operands.values))
-        out = ctx.output.unchanged(entries, operands, terms, bias, key, score)
+        out = ctx.output.unchanged_or(
+            lambda: attention_forward(entries, operands, terms, bias, key, score)[0]
+        )
         right = operands.right if score.kind == "additive" else None
         gradient = attention_products(grad.contiguous(), out, kept, right, bias, score)
         found = attention_backward(entries, edges, operands, terms, gradient, key, score, of_terms)
@@ -404,12 +406,9 @@ class KeptOutput:
         self._out = out.detach()
         self._version = None if out.is_inference() else out._version
 
-    def unchanged(self, *arguments: Any) -> Tensor:
-        """The output as :func:`attention_forward` returned it for these arguments."""
-        if self._out._version == self._version:
-            return self._out
-        out, _ = attention_forward(*arguments)
-        return out
+    def unchanged_or(self, again: Callable[[], Tensor]) -> Tensor:
+        """The output as the forward pass returned it, computed again if it was written to."""
+        return self._out if self._out._version == self._version else again()
 
 
 def check_sources(edges: Entries, count: int) -> None:

@@ -78,6 +78,12 @@ class Returning(NamedTuple):
     wait: Callable[[], object]
     add: Callable[[torch.Tensor], object]
 
+    def finish(self, own: torch.Tensor | None) -> None:
+        """Wait, and add; without own rows there is nothing to add."""
+        self.wait()
+        if own is not None:
+            self.add(own)
+
 
 def nothing(*_: torch.Tensor) -> None:
     """Neither waits nor adds."""

@@ -14,6 +14,7 @@ from dgl.heterograph import DGLGraph
 from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
+from dgl_mgpu.graph.distributed import DistributedGraphIndex
 from dgl_mgpu.graph.index import TensorIndex
 from dgl_mgpu.graph.relation import Relation
 from dgl_mgpu.ops.attention import (
@@ -44,11 +45,10 @@ def serves(graph: Any, heads: int, width: int, *features: Any) -> bool:
     """
     if not isinstance(graph, DGLGraph):
         return False
-    index = graph._graph
-    if type(index) is not TensorIndex or len(index.relations) != 1:
+    ends = _ends_of(graph._graph)
+    if ends is None:
         return False
-    relation = index.relations[0]
-    counts = [relation.num_src, relation.num_dst][: len(features)]
+    counts = list(ends[: len(features)])
     # Of a graph that is no block, both ends have the one feature: they are the same nodes.
     has_both = len(features) == 2 or graph.is_block or len(graph.ntypes) == 1
     return (
@@ -64,6 +64,16 @@ def serves(graph: Any, heads: int, width: int, *features: Any) -> bool:
         and torch.autograd.forward_ad._current_level < 0
         and not torch._C._are_functorch_transforms_active()
     )
+
+
+def _ends_of(index: Any) -> tuple[int, int] | None:
+    """Numbers of sources and destinations of a graph's only relation; None of other graphs."""
+    if isinstance(index, DistributedGraphIndex):
+        return index.attention_ends()
+    if type(index) is not TensorIndex or len(index.relations) != 1:
+        return None
+    (relation,) = index.relations
+    return relation.num_src, relation.num_dst
 
 
 def overwrites_sources(graph: Any, feat: Any) -> bool:
@@ -86,10 +96,10 @@ def is_plain(module: Any, kind: type[nn.Module]) -> bool:
     return not any(watches) and not drops_all
 
 
-def relation_of(graph: DGLGraph) -> Relation:
+def relation_of(graph: DGLGraph) -> Relation | DistributedGraphIndex:
     """The one relation of a graph that :func:`serves` accepts."""
-    relation: Relation = graph._graph.relations[0]
-    return relation
+    index: Any = graph._graph
+    return index if isinstance(index, DistributedGraphIndex) else index.relations[0]
 
 
 def refuse_nodes_without_edges(layer: Any, graph: DGLGraph) -> None:
@@ -107,7 +117,7 @@ def dropped(dropout: nn.Dropout) -> float:
 
 
 def additive(
-    relation: Relation,
+    relation: Relation | DistributedGraphIndex,
     sources: Tensor,
     destinations: Tensor | None,
     attn_l: Tensor,
@@ -134,6 +144,8 @@ def additive(
     score = AttentionScore("additive", negative_slope, 1.0, dropout)
     with torch.autocast(sources.device.type, enabled=False):
         vectors = torch.cat([attn_l, attn_r]).to(computed_in(sources.dtype))
+        if isinstance(relation, DistributedGraphIndex):
+            return relation.attend(sources, None, destinations, vectors, bias, score)
         out: Tensor = _Additive.apply(
             _Pass(relation, score), _key(sources, dropout), sources, destinations, vectors, bias
         )
@@ -141,18 +153,27 @@ def additive(
 
 
 def of_rows(
-    relation: Relation,
+    relation: Relation | DistributedGraphIndex,
     values: Tensor,
     left: Tensor | None,
     right: Tensor | None,
     score: str,
-    **options: Any,
+    *,
+    vector: Tensor | None = None,
+    negative_slope: float = 0.2,
+    scale: float = 1.0,
+    dropout: float = 0.0,
 ) -> Tensor:
     """:func:`dgl_mgpu.ops.attention.attention` along a relation's edges."""
     with torch.autocast(values.device.type, enabled=False):
+        if isinstance(relation, DistributedGraphIndex):
+            kind = AttentionScore(score, negative_slope, scale, dropout)
+            return relation.attend(values, left, right, vector, None, kind)
+        indptr, indices, eids = relation.csc()
         return attention(
-            *relation.csc(), values, left, right, score=score, by_source=relation.csr, **options
-        )
+            indptr, indices, eids, values, left, right, score=score, vector=vector,
+            negative_slope=negative_slope, scale=scale, dropout=dropout, by_source=relation.csr,
+        )  # fmt: skip
 
 
 class _Pass(NamedTuple):
@@ -206,7 +227,9 @@ class _Additive(torch.autograd.Function):
         operands = AttentionOperands(sources, left, right, None)
         entries, edges = Entries(*relation.csc()), Entries(*relation.csr())
         check_sources(edges, len(sources))
-        out = ctx.output.unchanged(entries, operands, NO_TERMS, bias, key, score)
+        out = ctx.output.unchanged_or(
+            lambda: attention_forward(entries, operands, NO_TERMS, bias, key, score)[0]
+        )
         gradient = attention_products(grad.contiguous(), out, kept, right, bias, score)
         of_sources, of_left, of_right, *_ = attention_backward(
             entries, edges, operands, NO_TERMS, gradient, key, score

@@ -1,0 +1,254 @@
+"""Attention over in-edges in rounds: while one round's rows are attended to, the next one's arrive.
+
+A destination's running maximum and sum go from one round to the next, and its rows are never all
+there at once.  The backward pass fetches rows again, and returns their gradients as it goes: what a
+rank holds besides its own rows does not depend on the number of ranks (SAR: Mostafa, MLSys 2022,
+section 3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from dgl_mgpu.distributed.exchange.schedule import CommSchedule, Returning, Tile, nothing
+from dgl_mgpu.ops.attention import (
+    NO_TERMS,
+    AttentionGradient,
+    AttentionOperands,
+    AttentionScore,
+    Entries,
+    KeptOutput,
+    add_attention,
+    attention_backward,
+    attention_forward,
+    attention_products,
+    attention_vectors,
+    attention_vectors_backward,
+    check_attention,
+)
+from dgl_mgpu.ops.autograd import differentiable_once
+
+
+def attend(
+    rounds: CommSchedule,
+    values: Tensor,
+    left: Tensor | None,
+    right: Tensor | None,
+    vector: Tensor | None,
+    bias: Tensor | None,
+    score: AttentionScore,
+) -> Tensor:
+    """:func:`dgl_mgpu.ops.attention.attention` for a rank's own destinations; collective.
+
+    Parameters
+    ----------
+    values : Tensor, shape (num_own_src, heads, width)
+    left : Tensor or None, dtype and shape of the values
+        Of dot products alone; None for the values themselves.
+    right : Tensor or None, shape (num_own_dst, heads, width)
+        None for the first of the values.
+    vector : Tensor or None, float32 or float64
+        Of GATv2's scores, shape (heads, width).  Additive scores are products of values with the
+        first of two, shape (2, heads, width), and of ``right`` with the second.
+
+    Returns
+    -------
+    Tensor, dtype of the values, shape (num_own_dst, heads, width)
+        Half types are rounded in each round.
+    """
+    key = None
+    if score.dropout:
+        key = torch.empty(1, dtype=torch.int64, device=values.device).random_()
+    out: Tensor = _Attention.apply(_Rounds(rounds, score), key, values, left, right, vector, bias)
+    return out
+
+
+class _Rounds(NamedTuple):
+    """Attention of one kind, in the rounds of a schedule."""
+
+    schedule: CommSchedule
+    score: AttentionScore
+
+    @property
+    def is_additive(self) -> bool:
+        return self.score.kind == "additive"
+
+    def in_turn(self, rows: Tensor) -> Iterator[tuple[int, Tile, Tensor]]:
+        """Rounds with their tiles and rows, given a rank's own; the next one's are under way."""
+        tiles = self.schedule.tiles
+        arriving = self.schedule.start(0, rows)
+        for number, tile in enumerate(tiles):
+            is_last = number + 1 == len(tiles)
+            following = arriving if is_last else self.schedule.start(number + 1, rows)
+            yield number, tile, arriving()
+            arriving = following
+
+    def operands(self, rows: Tensor, right: Tensor, vector: Tensor | None) -> AttentionOperands:
+        """Operands of a round, given what comes in it and what destinations have."""
+        if self.is_additive:
+            assert vector is not None
+            left, _ = attention_vectors(rows, vector, 0)
+            return AttentionOperands(rows, left, right, None)
+        width = right.shape[2]
+        if rows.shape[2] == width:
+            return AttentionOperands(rows, None, right, vector)
+        values, left = (half.contiguous() for half in rows.split(width, 2))
+        return AttentionOperands(values, left, right, vector)
+
+    def right(self, values: Tensor, right: Tensor | None, vector: Tensor | None) -> Tensor:
+        """What scores are made of on the right: rows, or numbers if they are additive."""
+        if right is None:
+            right = values[: self.schedule.part.num_own_dst]
+        if not self.is_additive:
+            return right
+        assert vector is not None
+        numbers, _ = attention_vectors(right, vector.flip(0), 0)
+        return numbers
+
+    def entries(self, tile: Tile, key: Tensor | None) -> tuple[Entries, Entries]:
+        """A tile's edges by destination and by source.
+
+        Weights are dropped by edges' numbers in the whole graph: as on one rank.
+        """
+        by_destination, by_source = tile.relation.csc(), tile.relation.csr()
+        if key is None:
+            return Entries(*by_destination[:2], None), Entries(*by_source[:2], None)
+        numbers = self.schedule.part.edges
+        if tile.entries is not None:
+            numbers = numbers[tile.entries.long()]
+        numbers = numbers.to(by_destination.indptr.dtype)
+        return (
+            Entries(*by_destination[:2], numbers),
+            Entries(*by_source[:2], numbers[by_source.edge_ids().long()]),
+        )
+
+    def forward(
+        self,
+        rows: Tensor,
+        right: Tensor,
+        vector: Tensor | None,
+        bias: Tensor | None,
+        key: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        """The output, and what the backward pass needs of destinations."""
+        out = kept = None
+        count = len(self.schedule.tiles)
+        for number, tile, arrived in self.in_turn(rows):
+            operands, (entries, _) = self.operands(arrived, right, vector), self.entries(tile, key)
+            added = bias if number + 1 == count else None
+            if out is None or kept is None:
+                kind, dropout = self.score.kind, self.score.dropout
+                check_attention(entries, operands, NO_TERMS, bias, kind, dropout)
+                out, kept = attention_forward(entries, operands, NO_TERMS, added, key, self.score)
+            else:
+                add_attention(out, kept, entries, operands, added, key, self.score)
+            del arrived, operands
+        assert out is not None  # there is a round
+        assert kept is not None
+        return out, kept
+
+    def backward(
+        self,
+        rows: Tensor,
+        right: Tensor,
+        vector: Tensor | None,
+        gradient: AttentionGradient,
+        key: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Gradients of own rows, of what there is on the right and of the vector."""
+        own = of_right = of_vector = None
+        returning = Returning(nothing, nothing)
+        for number, tile, arrived in self.in_turn(rows):
+            operands = self.operands(arrived, right, vector)
+            of_values, of_left, right_part, vector_part, *_ = attention_backward(
+                *self.entries(tile, key), operands, NO_TERMS, gradient, key, self.score
+            )
+            assert of_values is not None
+            assert right_part is not None
+            if self.is_additive:
+                assert of_left is not None
+                assert vector is not None
+                vector_part = attention_vectors_backward(of_values, arrived, of_left, None, vector)
+            elif of_left is not None:
+                of_values = torch.cat([of_values, of_left], 2)
+            of_right = _added(of_right, right_part)
+            if vector_part is not None:
+                of_vector = _added(of_vector, vector_part)
+            if number == self.schedule.own_round:
+                # A view would keep all of it.
+                count = self.schedule.part.num_own_src
+                own = of_values if len(of_values) == count else of_values[:count].clone()
+            returning.finish(own)
+            returning = self.schedule.start_return(number, of_values)
+            del arrived, operands, of_values, of_left, right_part
+        returning.finish(own)
+        assert own is not None  # there is a round of own rows
+        assert of_right is not None
+        return own, of_right, of_vector
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any,
+        rounds: _Rounds,
+        key: Tensor | None,
+        values: Tensor,
+        left: Tensor | None,
+        right: Tensor | None,
+        vector: Tensor | None,
+        bias: Tensor | None,
+    ) -> Tensor:
+        values = values.contiguous()
+        right = None if right is None else right.contiguous()
+        operand = rounds.right(values, right, vector)
+        out, kept = rounds.forward(_joined(values, left), operand, vector, bias, key)
+        ctx.rounds, ctx.output = rounds, KeptOutput(out)
+        # A copy: a bias may be updated meanwhile.
+        bias = None if bias is None else bias.clone()
+        ctx.save_for_backward(key, values, left, right, vector, bias, kept)
+        return out
+
+    @staticmethod
+    @differentiable_once("attention", "compose it of dgl.ops")
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        key, values, left, right, vector, bias, kept = ctx.saved_tensors
+        rounds, grad = ctx.rounds, grad.contiguous()
+        operand, rows = rounds.right(values, right, vector), _joined(values, left)
+
+        def again() -> Tensor:
+            out, _ = rounds.forward(rows, operand, vector, bias, key)
+            return out
+
+        out, is_additive = ctx.output.unchanged_or(again), rounds.is_additive
+        numbers = operand if is_additive else None
+        gradient = attention_products(grad, out, kept, numbers, bias, rounds.score)
+        del out
+        of_rows, of_operand, of_vector = rounds.backward(rows, operand, vector, gradient, key)
+        of_right = of_operand
+        if is_additive:
+            ends = values[: len(grad)] if right is None else right
+            of_right = of_rows[: len(grad)] if right is None else torch.zeros_like(right)
+            of_both = attention_vectors_backward(of_right, ends, of_operand, None, vector.flip(0))
+            of_vector[1] = of_both[0]
+        elif right is None:
+            of_rows[: len(grad), :, : values.shape[2]] += of_operand
+        of_left = None
+        if left is not None:
+            of_rows, of_left = of_rows.split(values.shape[2], 2)
+        of_bias = grad.sum(0) if ctx.needs_input_grad[6] else None
+        of_right = None if right is None else of_right
+        return None, None, of_rows, of_left, of_right, of_vector, of_bias
+
+
+def _joined(values: Tensor, left: Tensor | None) -> Tensor:
+    """What travels of a row."""
+    return values if left is None else torch.cat([values, left], 2)
+
+
+def _added(total: Tensor | None, part: Tensor) -> Tensor:
+    return part if total is None else total.add_(part)
