@@ -41,7 +41,7 @@ class Message:
     """
 
     def __init__(self, work: dist.Work, *used: torch.Tensor) -> None:
-        self._work = work
+        self._work: dist.Work | None = work
         self._used = used
         device = used[0].device
         # Else it would only cost each message some calls, and fork the capture of a CUDA graph,
@@ -54,9 +54,11 @@ class Message:
 
     def wait(self) -> None:
         """Wait until it has come: the host, or for a GPU torch's current stream."""
-        with stage("waiting"):
-            self._work.wait()
-        self._used = ()
+        if self._work is not None:
+            with stage("waiting"):
+                self._work.wait()
+        # The work, too, holds its tensors.
+        self._work, self._used = None, ()
 
 
 @functools.cache
@@ -77,6 +79,12 @@ class Returning(NamedTuple):
 
     wait: Callable[[], object]
     add: Callable[[torch.Tensor], object]
+
+    def finish(self, own: torch.Tensor | None) -> None:
+        """Wait, and add; without own rows there is nothing to add."""
+        self.wait()
+        if own is not None:
+            self.add(own)
 
 
 def nothing(*_: torch.Tensor) -> None:
@@ -140,13 +148,13 @@ class CommSchedule(ABC):
 
         ``rows`` are those of own sources; weights have shape (num_edges, \\*weight_shape).
         """
-        tiles = self.tiles
         out: torch.Tensor | None = None
-        arriving = self.start(0, rows)
-        for number, tile in enumerate(tiles):
-            following = self.start(number + 1, rows) if number + 1 < len(tiles) else arriving
-            out = _summed(tile.relation, arriving(), tile.of(weights), out)
-            arriving = following
+
+        def add(tile: Tile, arrived: torch.Tensor) -> None:
+            nonlocal out
+            out = _summed(tile.relation, arrived, tile.of(weights), out)
+
+        self.visit(rows, add)
         assert out is not None  # there is a round
         return out
 
@@ -154,45 +162,75 @@ class CommSchedule(ABC):
         self, rows: torch.Tensor, weights: torch.Tensor | None = None
     ) -> torch.Tensor:
         """The transpose of `sums`: from rows of own destinations to rows of own sources."""
+
+        def of_round(number: int, tile: Tile, out: torch.Tensor | None) -> torch.Tensor:
+            return _summed(tile.relation.reverse(), rows, tile.of(weights), out)
+
+        return self.collect(of_round, rows)
+
+    def visit(self, rows: torch.Tensor, function: Callable[[Tile, torch.Tensor], object]) -> None:
+        """Call a function with each round's tile and rows, while the next round's rows arrive.
+
+        ``rows`` are those of own sources.  A round begins when the last one's rows are there: what
+        is sent and what comes is one round's at a time.
+        """
+        tiles = self.tiles
+        arriving = self.start(0, rows)
+        for number, tile in enumerate(tiles):
+            arrived = arriving()
+            if number + 1 < len(tiles):
+                arriving = self.start(number + 1, rows)
+            function(tile, arrived)
+            del arrived
+
+    def collect(
+        self,
+        of_round: Callable[[int, Tile, torch.Tensor | None], torch.Tensor],
+        like: torch.Tensor,
+    ) -> torch.Tensor:
+        """For each own source, the sum of what all ranks have for it in their rounds.
+
+        ``of_round`` makes rows for a round's sources, added to the given ones if there are any;
+        they have the type and shape of ``like``'s.  While one round's are made, the last one's
+        travel, and are added before the next ones go: the order of additions is that of rounds.
+        """
         own: torch.Tensor | None = None
-        adds = []
-        wait: Callable[[], object] = nothing
-        # While one round's rows are added up, those before them travel.
+        if self.part.num_ranks > 1:
+            own = like.new_zeros(self.part.num_own_src, *like.shape[1:])
+        returning = Returning(nothing, nothing)
         for number, tile in reversed(list(enumerate(self.tiles))):
-            back = _summed(tile.relation.reverse(), rows, tile.of(weights), None)
             if number == self.own_round:
-                # A view would keep all of it.
-                count = self.part.num_own_src
-                own = back if len(back) == count else back[:count].clone()
+                back = own = of_round(number, tile, own)
+            else:
+                back = of_round(number, tile, None)
+            returning.finish(own)
+            del returning  # and the rows that came
             returning = self.start_return(number, back)
             del back
-            wait()
-            wait = returning.wait
-            adds.append(returning.add)
-        wait()
+        returning.finish(own)
         assert own is not None  # there is a round of own rows
-        for add in adds:
-            add(own)
         return own
 
     @cached_property
     def tiles(self) -> list[Tile]:
         """The edges of each round."""
-        indptr, indices, _ = self.part.relation.csc()
+        indices = self.part.relation.csc().indices
         rounds, places, sizes = self.columns()
         of_entries = rounds[indices.long()]
         tiles = []
         for number, size in enumerate(sizes):
             chosen = of_entries == number
-            before = torch.cat([chosen.new_zeros(1, dtype=torch.int64), chosen.cumsum(0)])
-            grouped = Compressed(
-                before[indptr.long()].to(indptr.dtype),
-                places[indices[chosen].long()].to(indices.dtype),
-                None,
-            )
-            relation = Relation(size, self.part.num_own_dst, csc=grouped, formats=("csr", "csc"))
+            relation = edges_from(self.part, chosen, places[indices[chosen].long()], size)
             tiles.append(Tile(relation, partial(_entries_of, self.part, rounds, number)))
         return tiles
+
+
+def edges_from(part: Part, chosen: torch.Tensor, sources: torch.Tensor, num_src: int) -> Relation:
+    """Some edges of a part, for which ``chosen`` is true, from sources with other numbers."""
+    indptr = part.relation.csc().indptr
+    before = torch.cat([chosen.new_zeros(1, dtype=torch.int64), chosen.cumsum(0)])
+    grouped = Compressed(before[indptr.long()].to(indptr.dtype), sources.to(indptr.dtype), None)
+    return Relation(num_src, part.num_own_dst, csc=grouped, formats=("csr", "csc"))
 
 
 def _entries_of(part: Part, rounds: torch.Tensor, number: int) -> torch.Tensor:
