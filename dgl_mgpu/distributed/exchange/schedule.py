@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from dgl_mgpu.distributed.local_part import Part
 from dgl_mgpu.graph.relation import Compressed, Relation
-from dgl_mgpu.ops import add_spmm, spmm
+from dgl_mgpu.ops import add_spmm, sddmm, spmm
 from dgl_mgpu.ops.view import as_words
 from dgl_mgpu.utils.stages import somebody_listens, stage
 
@@ -150,7 +150,7 @@ class CommSchedule(ABC):
         """
         out: torch.Tensor | None = None
 
-        def add(tile: Tile, arrived: torch.Tensor) -> None:
+        def add(_: int, tile: Tile, arrived: torch.Tensor) -> None:
             nonlocal out
             out = _summed(tile.relation, arrived, tile.of(weights), out)
 
@@ -168,8 +168,42 @@ class CommSchedule(ABC):
 
         return self.collect(of_round, rows)
 
-    def visit(self, rows: torch.Tensor, function: Callable[[Tile, torch.Tensor], object]) -> None:
-        """Call a function with each round's tile and rows, while the next round's rows arrive.
+    def products(
+        self, rows: torch.Tensor, own_rows: torch.Tensor, weight_shape: torch.Size
+    ) -> torch.Tensor:
+        """For each edge the product of its ends' rows: the gradient of its weight in `sums`.
+
+        ``rows`` are those of own sources, ``own_rows`` of own destinations, of one shape.  Each
+        dimension of weights, of which there are as many, is that of the rows or 1: over the latter
+        products are added up.
+        """
+        shape = rows.shape[1:]
+        out = rows.new_empty(self.part.relation.num_edges, *weight_shape)
+        kept = len(weight_shape)
+        while kept and weight_shape[kept - 1] == 1:
+            kept -= 1
+        op = "mul" if kept == len(shape) else "dot"
+        columns = (*shape[:kept], math.prod(shape[kept:]))
+
+        def multiply(_: int, tile: Tile, arrived: torch.Tensor) -> None:
+            far, near = (each.reshape(len(each), *columns) for each in (arrived, own_rows))
+            found = sddmm(*tile.relation.coo(), far, near, op)
+            shared = [dim for dim in range(1, 1 + kept) if weight_shape[dim - 1] == 1]
+            if shared:
+                found = found.sum(shared, keepdim=True)
+            found = found.view(len(found), *weight_shape)
+            if tile.entries is None:
+                out.copy_(found)
+            else:
+                out.index_copy_(0, tile.entries.long(), found)
+
+        self.visit(rows, multiply)
+        return out
+
+    def visit(
+        self, rows: torch.Tensor, function: Callable[[int, Tile, torch.Tensor], object]
+    ) -> None:
+        """Call a function with each round, its tile and rows, while the next round's rows arrive.
 
         ``rows`` are those of own sources.  A round begins when the last one's rows are there: what
         is sent and what comes is one round's at a time.
@@ -180,7 +214,7 @@ class CommSchedule(ABC):
             arrived = arriving()
             if number + 1 < len(tiles):
                 arriving = self.start(number + 1, rows)
-            function(tile, arrived)
+            function(number, tile, arrived)
             del arrived
 
     def collect(
@@ -257,7 +291,10 @@ def _summed(
 
 
 class Sum(torch.autograd.Function):
-    """`CommSchedule.sums`, or its transpose, differentiable any number of times."""
+    """`CommSchedule.sums`, or its transpose, differentiable any number of times.
+
+    Weights have as many dimensions as rows.
+    """
 
     @staticmethod
     def forward(
@@ -267,13 +304,51 @@ class Sum(torch.autograd.Function):
         weights: torch.Tensor | None,
         rows: torch.Tensor,
     ) -> torch.Tensor:
-        ctx.transpose = rounds, not transposed
-        ctx.save_for_backward(weights)  # so that a change in place until then is noticed
+        ctx.rounds, ctx.transposed = rounds, transposed
+        # Saved so that a change in place until then is noticed.
+        ctx.save_for_backward(weights, rows if ctx.needs_input_grad[2] else None)
         total = (rounds.transposed_sums if transposed else rounds.sums)(rows, weights)
         # Of a view that is made here autograd allows no change in place.
         return total.detach()
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, None, None, torch.Tensor]:  # type: ignore[override]
-        (weights,) = ctx.saved_tensors
-        return None, None, None, Sum.apply(*ctx.transpose, weights, gradient.contiguous())
+    def backward(  # type: ignore[override]
+        ctx: Any, gradient: torch.Tensor
+    ) -> tuple[None, None, torch.Tensor | None, torch.Tensor | None]:
+        weights, rows = ctx.saved_tensors
+        gradient = gradient.contiguous()
+        of_weights = of_rows = None
+        if ctx.needs_input_grad[2]:
+            ends = (gradient, rows) if ctx.transposed else (rows, gradient)
+            of_weights = EdgeProducts.apply(ctx.rounds, weights.shape[1:], *ends)
+        if ctx.needs_input_grad[3]:
+            of_rows = Sum.apply(ctx.rounds, not ctx.transposed, weights, gradient)
+        return None, None, of_weights, of_rows
+
+
+class EdgeProducts(torch.autograd.Function):
+    """`CommSchedule.products`, differentiable any number of times."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        rounds: CommSchedule,
+        weight_shape: torch.Size,
+        rows: torch.Tensor,
+        own_rows: torch.Tensor,
+    ) -> torch.Tensor:
+        ctx.rounds = rounds
+        ctx.save_for_backward(rows, own_rows)
+        return rounds.products(rows, own_rows, weight_shape)
+
+    @staticmethod
+    def backward(  # type: ignore[override]
+        ctx: Any, gradient: torch.Tensor
+    ) -> tuple[None, None, torch.Tensor | None, torch.Tensor | None]:
+        rows, own_rows = ctx.saved_tensors
+        of_rows = of_own_rows = None
+        if ctx.needs_input_grad[2]:
+            of_rows = Sum.apply(ctx.rounds, True, gradient, own_rows)
+        if ctx.needs_input_grad[3]:
+            of_own_rows = Sum.apply(ctx.rounds, False, gradient, rows)
+        return None, None, of_rows, of_own_rows
