@@ -363,10 +363,7 @@ def _partition_relation(
     if exchange == AUTO:
         rounds: CommSchedule = Auto(strategies)
     else:
-        strategy = ExchangeStrategy.named(exchange)
-        if strategy.pipeline is not None and window is None:
-            strategy = strategies.default  # a rank alone has nobody to read from
-        rounds = strategies[strategy]
+        rounds = strategies[strategies.named(exchange)]
     again = partial(_partition_relation, group=group, window=window, exchange=exchange)
     return PartitionedRelation(Halo(part, group, window), rounds, again)
 

@@ -17,6 +17,7 @@ from dgl_mgpu.comm.communicator import Communicator
 from dgl_mgpu.distributed.attention import attend
 from dgl_mgpu.distributed.exchange.halo import Fetch, GiveBack, Halo
 from dgl_mgpu.distributed.exchange.schedule import CommSchedule, Message, Sum
+from dgl_mgpu.distributed.extremes import extreme
 from dgl_mgpu.distributed.local_part import Part, add_self_loops, loops, remove_self_loops
 from dgl_mgpu.distributed.partition import Ownership
 from dgl_mgpu.errors import UnsupportedByPartitionError
@@ -79,7 +80,7 @@ def _is_sum_of_rows(op: str, reduce: str, lhs: Any, rhs: Any) -> bool:
         return False
     if op == "copy_lhs":
         return True
-    if rhs.dim() > lhs.dim() or (rhs.requires_grad and torch.is_grad_enabled()):
+    if rhs.dim() > lhs.dim():
         return False
     sizes = zip(reversed(rhs.shape[1:]), reversed(lhs.shape[1:]), strict=False)
     return all(of_edge in (1, of_node) for of_edge, of_node in sizes)
@@ -249,6 +250,13 @@ class PartitionedIndex(DistributedGraphIndex):
             total = self._sum(lhs, rhs)
             return total if reduce == "sum" else self._shares(total)
         if not self.is_reversed:
+            in_rounds = relation.part.num_ranks > 1 and relation.part.num_whole_edges
+            if reduce in ("max", "min") and op != "copy_rhs" and in_rounds:
+                rhs = None if op == "copy_lhs" else rhs
+                _check_rows(lhs, relation.part.num_own_src, "source node")
+                if rhs is not None:
+                    _check_rows(rhs, relation.part.relation.num_edges, "edge")
+                return extreme(relation.rounds, op, reduce, lhs, rhs)
             if op != "copy_rhs":
                 lhs = relation.with_halo(lhs)
             if reduce in ("max", "min") and not relation.part.relation.num_edges:
@@ -276,7 +284,7 @@ class PartitionedIndex(DistributedGraphIndex):
         if weights is not None:
             _check_rows(weights, part.relation.num_edges, "edge")
             missing = [1] * (rows.dim() - weights.dim())
-            weights = weights.detach().view(len(weights), *missing, *weights.shape[1:])
+            weights = weights.reshape(len(weights), *missing, *weights.shape[1:])
         return Sum.apply(relation.rounds, self.is_reversed, weights, rows)
 
     def _shares(self, total: torch.Tensor) -> torch.Tensor:

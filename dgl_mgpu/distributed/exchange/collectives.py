@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -55,23 +56,30 @@ class Broadcast(CommSchedule):
         return Returning(Message(work, rows).wait, nothing)
 
 
+def rounds_of_distances(num_ranks: int, num_chunks: int) -> list[int]:
+    """In which round rows come over which distance from one rank to the next ones.
+
+    Own rows in the first; there is a chunk for each other rank at most.
+    """
+    steps = num_ranks - 1
+    num_chunks = min(num_chunks, steps)
+    return [0, *(1 + step * num_chunks // steps for step in range(steps))]
+
+
 class Chunks(CommSchedule):
     """First the rank's own rows, then those of the ranks behind it, each once, some ranks a round.
 
-    More rounds for the halo overlap better, fewer cost less.
+    More rounds for the halo overlap better and have fewer rows on their way, fewer cost less.
     """
 
     def __init__(self, part: Part, group: dist.ProcessGroup | None, num_chunks: int = 2) -> None:
         super().__init__(part, group)
-        steps = part.num_ranks - 1
-        num_chunks = min(num_chunks, steps)
-        #: In which round rows come over which distance from one rank to the next ones.
-        self._round_of_step = [0, *(1 + step * num_chunks // steps for step in range(steps))]
-        self.num_chunks = num_chunks
+        self._round_at = rounds_of_distances(part.num_ranks, num_chunks)
+        self.num_chunks = self._round_at[-1]
         self._sent = part.sent.split_with_sizes(part.sending)
         #: By round, how many rows each rank sends this one, and this rank sends each one.
         self._receive_counts, self._send_counts = [], []
-        for number in range(1 + num_chunks):
+        for number in range(1 + self.num_chunks):
             of_wanted, of_sending = enumerate(part.wanted), enumerate(part.sending)
             self._receive_counts.append(
                 [count * (self._round(part.rank, rank) == number) for rank, count in of_wanted]
@@ -82,7 +90,7 @@ class Chunks(CommSchedule):
 
     def _round(self, reader: int, owner: int) -> int:
         """The round in which a rank gets the rows of another one."""
-        return self._round_of_step[(owner - reader) % self.part.num_ranks]
+        return self._round_at[(owner - reader) % self.part.num_ranks]
 
     def columns(self) -> tuple[torch.Tensor, torch.Tensor, list[int]]:
         part, device = self.part, self.part.halo.device
@@ -108,7 +116,8 @@ class Chunks(CommSchedule):
         receive, send = self._receive_counts[number], self._send_counts[number]
         if room is None:
             room = rows.new_empty(sum(receive), *rows.shape[1:])
-        places = torch.cat([self._sent[rank][:count] for rank, count in enumerate(send)])
+        sent = [places for places, count in zip(self._sent, send, strict=True) if count]
+        places = sent[0] if len(sent) == 1 else torch.cat([*sent, self._sent[0][:0]])
         message = self._exchange(room, rows.index_select(0, places), receive, send)
         return partial(_wait_for_rows, message, room)
 
@@ -190,3 +199,16 @@ class WholeHalo(CommSchedule):
         if self.part.num_ranks == 1:
             return self._halo.start_return(0, rows)
         return self._halo.start_return(1, rows[self.part.num_own_src :])
+
+    def collect(
+        self,
+        of_round: Callable[[int, Tile, torch.Tensor | None], torch.Tensor],
+        like: torch.Tensor,
+    ) -> torch.Tensor:
+        every = of_round(0, self.tiles[0], None)
+        count = self.part.num_own_src
+        own = every if len(every) == count else every[:count].clone()  # a view would keep all of it
+        returning = self.start_return(0, every)
+        del every
+        returning.finish(own)
+        return own

@@ -13,7 +13,14 @@ from typing import NamedTuple
 import torch
 
 from dgl_mgpu.comm.communicator import Communicator
-from dgl_mgpu.distributed.exchange.strategies import BROADCAST, HALO_BLOCKING, ExchangeStrategy
+from dgl_mgpu.distributed.exchange.collectives import rounds_of_distances
+from dgl_mgpu.distributed.exchange.strategies import (
+    BROADCAST,
+    HALO_BLOCKING,
+    ExchangeStrategy,
+    Rows,
+    rows_in_flight,
+)
 from dgl_mgpu.distributed.local_part import Part
 from dgl_mgpu.machine import probe
 from dgl_mgpu.machine.topology import GB
@@ -77,8 +84,12 @@ class _Round(NamedTuple):
 class Model:
     """Estimates for one part of a graph, from the loads of all ranks; the same on all ranks."""
 
-    def __init__(self, loads: Sequence[RankLoad], rates: Rates, id_bytes: int) -> None:
+    def __init__(
+        self, loads: Sequence[RankLoad], rates: Rates, id_bytes: int, has_window: bool = False
+    ) -> None:
         self._loads, self._rates, self._id_bytes = loads, rates, id_bytes
+        self._rows = [Rows(load.own_src, load.wanted) for load in loads]
+        self._has_window = has_window
 
     def seconds(self, strategy: ExchangeStrategy, row_bytes: int) -> float:
         """How long sums should take the slowest rank; their transposes move as much."""
@@ -86,26 +97,23 @@ class Model:
         return max(of_rank(strategy, rank, row_bytes) for rank in range(len(self._loads)))
 
     def extra_bytes(self, strategy: ExchangeStrategy, row_bytes: int) -> int:
-        """Memory that a strategy takes on a rank besides the part: tiles, and two rounds' rows.
+        """Memory that a strategy takes on a rank besides the part: tiles, and rows in flight.
 
-        Also what it lends to others, in both halves of its window, and the parts of rows that a
-        pipeline's warps share.
+        Also the parts of rows that a pipeline's warps share.
         """
         most = 0
         for rank, load in enumerate(self._loads):
             rounds = self._rounds(strategy, rank)
-            rows = sum(sorted(part.rows for part in rounds)[-2:])
-            rows += 0 if strategy == BROADCAST else 2 * load.sending
-            rows += load.own_src if strategy == HALO_BLOCKING else 0
             # Tiles and their transposes; where the part is the only tile, its transpose.
             ids_of_edge = 1 if strategy == HALO_BLOCKING else 2
             tiles = (2 * ids_of_edge * self._id_bytes + _BYTES_OF_EDGE) * sum(load.edges)
             ends = 2 * self._id_bytes * (load.own_dst + load.own_src) * len(rounds)
+            rows = 0
             if strategy.pipeline is not None:
                 pairs = load.own_dst + sum(load.edges) // strategy.pipeline.ps
-                rows += 2 * (1 + pairs // strategy.pipeline.dist)
+                rows = 2 * (1 + pairs // strategy.pipeline.dist)
             most = max(most, tiles + ends + row_bytes * rows)
-        return most
+        return most + row_bytes * rows_in_flight(strategy, self._rows, self._has_window)
 
     def fills(self, pipeline: Pipeline) -> bool:
         """Whether there is a block for each multiprocessor (MGG, equations 2 and 3)."""
@@ -149,11 +157,10 @@ class Model:
             return [_Round(self._loads[owner].own_src, load.edges[owner]) for owner in ranks]
         if strategy == HALO_BLOCKING:
             return [_Round(sum(load.wanted), sum(load.edges))]
-        chunks, steps = strategy.chunks or 1, len(self._loads) - 1
-        rounds = [_Round(0, load.edges[rank])] + [_Round(0, 0)] * chunks
-        for step in range(steps):
-            number, owner = 1 + step * chunks // steps, (rank + step + 1) % len(self._loads)
-            before = rounds[number]
+        round_at = rounds_of_distances(len(ranks), strategy.chunks or 1)
+        rounds = [_Round(0, load.edges[rank])] + [_Round(0, 0)] * round_at[-1]
+        for distance, number in enumerate(round_at[1:], 1):
+            owner, before = (rank + distance) % len(ranks), rounds[number]
             rounds[number] = _Round(
                 before.rows + load.wanted[owner], before.edges + load.edges[owner]
             )

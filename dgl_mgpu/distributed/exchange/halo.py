@@ -22,13 +22,22 @@ class Halo:
         self, part: Part, group: dist.ProcessGroup | None, window: Window | None = None
     ) -> None:
         self.part = part
-        self._whole = halo_in_chunks(part, group, window, 1, read_all=False)
+        # A round for each other rank: what is sent or lent at a time is one rank's.
+        self._rounds = halo_in_chunks(part, group, window, part.num_ranks, read_all=False)
+
+    def _of_rounds(self, rows: torch.Tensor) -> list[torch.Tensor]:
+        """Of the halo's rows those of each round; none in the first."""
+        part = self.part
+        owners = rows.split_with_sizes(part.wanted)
+        rounds = range(1, part.num_ranks)
+        return [rows[:0], *(owners[(part.rank + number) % part.num_ranks] for number in rounds)]
 
     def fetch(self, rows: torch.Tensor) -> torch.Tensor:
         """The halo's rows, shape (num_halo, \\*shape), given the rank's own."""
-        if self.part.num_ranks == 1:
-            return rows.new_empty(0, *rows.shape[1:])
-        return self._whole.start(1, rows)()
+        halo = rows.new_empty(len(self.part.halo), *rows.shape[1:])
+        for number, room in enumerate(self._of_rounds(halo)):
+            self._rounds.start(number, rows, room)()
+        return halo
 
     def give_back(self, rows: torch.Tensor, reduce: str = "sum") -> torch.Tensor:
         """For each own row, the sum of what other ranks have for it; the transpose of `fetch`.
@@ -38,10 +47,8 @@ class Halo:
         highest = reduce == "max"
         start = -torch.inf if highest else 0
         own = rows.new_full((self.part.num_own_src, *rows.shape[1:]), start)
-        if self.part.num_ranks > 1:
-            returning = self._whole.start_return(1, rows.contiguous(), highest)
-            returning.wait()
-            returning.add(own)
+        for number, of_round in enumerate(self._of_rounds(rows.contiguous())):
+            self._rounds.start_return(number, of_round, highest).finish(own)
         return own
 
 

@@ -16,17 +16,17 @@ from dgl_mgpu.distributed.exchange.window import Window
 from dgl_mgpu.distributed.local_part import Part
 from dgl_mgpu.ops import pick_rows
 
-#: Share of a rank's rows from which on all of them are lent.
-_MAX = 0.75
+#: Share of a rank's rows from which on all of them are read.
+MOST_WANTED = 0.75
 
 
 class PeerChunks(Chunks):
     """As `Chunks`, between GPUs that read each other's memory.
 
     Messages of NCCL take multiprocessors from the sums that they overlap with, and carry small
-    chunks slowly; copy engines do neither.  A rank whose halo has most of another's rows is lent
-    all of them, unless ``read_all`` is off: picking them out would take longer than copying a few
-    more.
+    chunks slowly; copy engines do neither.  A rank lends all of its rows, once for all others: each
+    half of the window holds as many as it has.  Of a rank's rows of which a halo has most, all are
+    copied, unless ``read_all`` is off: picking them out would take longer than copying a few more.
     """
 
     def __init__(
@@ -34,62 +34,56 @@ class PeerChunks(Chunks):
     ) -> None:
         super().__init__(part, window.group, num_chunks)
         self._window = window
-        everyone = Communicator.of_all_machines().all_gather(
-            (part.sending, part.wanted, part.num_own_src)
-        )
-        most = _MAX if read_all else math.inf
-        shared_rows = [_SharedRows(sending, own, most) for sending, _, own in everyone]
-        self._shared_rows = shared_rows[part.rank]
-        #: Of each other rank, where its rows for this one begin, and whether they are all it has.
-        self._shared_with_me = [
-            (lent.starts[part.rank], part.rank in lent.wholly) for lent in shared_rows
+        self._counts = [part.src.count(rank) for rank in range(part.num_ranks)]
+        # Of each rank, how many rows it reads of each one, and later gives back.
+        most = MOST_WANTED if read_all else math.inf
+        reads = [
+            rows_read(wanted, self._counts, most)
+            for wanted in Communicator.of_all_machines().all_gather(part.wanted)
         ]
-        # Of each rank, by round, how many rows it gets of each one, and later gives back.
-        passed = [
+        rounds = range(1 + self.num_chunks)
+        by_round = [
             [
-                [
-                    (everyone[owner][2] if reader in shared_rows[owner].wholly else count)
-                    if self._round(reader, owner) == number
-                    else 0
-                    for owner, count in enumerate(wanted)
-                ]
-                for number in range(1 + self.num_chunks)
+                [count * (self._round(reader, owner) == number) for owner, count in enumerate(read)]
+                for reader, read in enumerate(reads)
             ]
-            for reader, (_, wanted, _) in enumerate(everyone)
+            for number in rounds
         ]
-        self._rooms = passed[part.rank]
+        self._rooms = [of_round[part.rank] for of_round in by_round]
         #: By round, how many rows each rank gives back to this one, and where they begin.
-        rounds = list(zip(*passed, strict=True))
-        self._returned = [[of_rank[part.rank] for of_rank in of_round] for of_round in rounds]
+        self._returned = [[of_rank[part.rank] for of_rank in of_round] for of_round in by_round]
         self._returned_at = [
-            [sum(of_rank[: part.rank]) for of_rank in of_round] for of_round in rounds
+            [sum(of_rank[: part.rank]) for of_rank in of_round] for of_round in by_round
         ]
-        self._most_shared_rows = max(lent.num_rows for lent in shared_rows)
-        self._most_returned = max(sum(of_rank) for of_round in rounds for of_rank in of_round)
-        #: Own rows that are picked out for others.
-        self._picked = part.sent
-        if self._shared_rows.wholly:
-            picked = [
-                rows for rank, rows in enumerate(self._sent) if rank not in self._shared_rows.wholly
-            ]
-            self._picked = torch.cat(picked)
+        self._most_returned = max(sum(of_rank) for of_round in by_round for of_rank in of_round)
+        #: Ranks all of whose rows are read, and that read all of this one's.
+        own = part.num_own_src
+        self._wholly_read = {
+            rank for rank, count in enumerate(reads[part.rank]) if count == self._counts[rank] > 0
+        }
+        self._wholly_lent = {rank for rank, read in enumerate(reads) if read[part.rank] == own > 0}
+        self._halo_bounds = list(itertools.accumulate(part.wanted, initial=0))
         self._memory: Sequence[torch.Tensor] = []
+
+    def _wanted_rows(self, rank: int) -> torch.Tensor:
+        """Which of another rank's rows are in the halo."""
+        halo = self.part.halo[self._halo_bounds[rank] : self._halo_bounds[rank + 1]]
+        return halo - self.part.src.bounds[rank]
 
     def columns(self) -> tuple[torch.Tensor, torch.Tensor, list[int]]:
         rounds, places, sizes = super().columns()
-        starts = list(itertools.accumulate(self.part.wanted, initial=self.part.num_own_src))
-        halo_bounds = list(itertools.accumulate(self.part.wanted, initial=0))
+        own = self.part.num_own_src
         for number in range(1, 1 + self.num_chunks):
             begin = 0
             for rank, count in enumerate(self._rooms[number]):
                 if not count:
                     continue
-                halo = self.part.halo[halo_bounds[rank] : halo_bounds[rank + 1]]
-                if self._shared_with_me[rank][1]:
-                    at = halo - self.part.src.bounds[rank]
+                if rank in self._wholly_read:
+                    at = self._wanted_rows(rank)
                 else:
-                    at = torch.arange(count, device=halo.device)
-                places[starts[rank] : starts[rank + 1]] = begin + at
+                    at = torch.arange(count, device=places.device)
+                first, last = self._halo_bounds[rank], self._halo_bounds[rank + 1]
+                places[own + first : own + last] = begin + at
                 begin += count
             sizes[number] = begin
         return rounds, places, sizes
@@ -103,12 +97,17 @@ class PeerChunks(Chunks):
         rows = rows.contiguous()
         with self._window.aside():
             if number == 1:
-                self._lend(rows)
+                self._memory = self._window.turn(max(self._counts) * _row_bytes(rows))
+                _rows_at(self._memory[self.part.rank], 0, len(rows), rows).copy_(rows)
                 self._window.wait_for_all()
             for rank, place in enumerate(room.split_with_sizes(counts)):
-                if len(place):
-                    start, _ = self._shared_with_me[rank]
-                    place.copy_(_rows_at(self._memory[rank], start, len(place), room))
+                if not len(place):
+                    continue
+                lent = _rows_at(self._memory[rank], 0, self._counts[rank], room)
+                if rank in self._wholly_read:
+                    place.copy_(lent)
+                else:
+                    pick_rows(lent, self._wanted_rows(rank), place)
         wait = self._window.done(room, rows)
 
         def arrived() -> torch.Tensor:
@@ -116,15 +115,6 @@ class PeerChunks(Chunks):
             return room
 
         return arrived
-
-    def _lend(self, rows: torch.Tensor) -> None:
-        self._memory = self._window.turn(self._most_shared_rows * _row_bytes(rows))
-        mine, picked = self._memory[self.part.rank], self._picked
-        if self._shared_rows.wholly:
-            _rows_at(mine, 0, len(rows), rows).copy_(rows)
-        if len(picked):
-            begin = self._shared_rows.num_rows - len(picked)
-            pick_rows(rows, picked, _rows_at(mine, begin, len(picked), rows))
 
     def start_return(self, number: int, rows: torch.Tensor, highest: bool = False) -> Returning:
         if number == 0:
@@ -134,18 +124,21 @@ class PeerChunks(Chunks):
         with self._window.aside():
             memory = self._window.turn(self._most_returned * _row_bytes(rows))
             _rows_at(memory[self.part.rank], 0, len(rows), rows).copy_(rows)
+        # The window has them now: their memory is for the next round's.
+        self._window.done(rows)()
+        with self._window.aside():
             self._window.wait_for_all()
             starts = self._returned_at[number]
             for rank, place in enumerate(room.split_with_sizes(counts)):
                 if len(place):
                     place.copy_(_rows_at(memory[rank], starts[rank], len(place), room))
-        wait = self._window.done(room, rows)
+        wait = self._window.done(room)
 
         def add(own: torch.Tensor) -> None:
             for rank, found in enumerate(room.split_with_sizes(counts)):
                 if not len(found):
                     continue
-                if rank in self._shared_rows.wholly:
+                if rank in self._wholly_lent and not highest:
                     own += found
                 else:
                     self._add(own, found, rank, highest)
@@ -153,23 +146,12 @@ class PeerChunks(Chunks):
         return Returning(wait, add)
 
 
-class _SharedRows:
-    """The rows that a rank lends, given how many each rank wants.
-
-    From the share ``most`` of its rows on, a rank is lent all of them.
-    """
-
-    def __init__(self, sending: list[int], num_own: int, most: float) -> None:
-        #: Ranks that are lent all of the rows.
-        self.wholly = {
-            rank for rank, count in enumerate(sending) if count and count >= most * num_own
-        }
-        self.starts = []  # where each rank's rows begin
-        end = num_own if self.wholly else 0
-        for rank, count in enumerate(sending):
-            self.starts.append(0 if rank in self.wholly else end)
-            end += 0 if rank in self.wholly else count
-        self.num_rows = end
+def rows_read(wanted: Sequence[int], counts: Sequence[int], most: float) -> list[int]:
+    """How many rows are read of each rank: all, of which at least the share ``most`` is wanted."""
+    return [
+        count if wants and wants >= most * count else wants
+        for wants, count in zip(wanted, counts, strict=True)
+    ]
 
 
 def halo_in_chunks(

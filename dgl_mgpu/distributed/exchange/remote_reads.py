@@ -7,38 +7,43 @@ from __future__ import annotations
 
 import functools
 import math
-from functools import cached_property
+from collections.abc import Callable
+from functools import cached_property, partial
 
 import torch
 
 from dgl_mgpu.distributed.exchange.collectives import Chunks
-from dgl_mgpu.distributed.exchange.schedule import Arriving, CommSchedule, Returning
+from dgl_mgpu.distributed.exchange.schedule import (
+    Arriving,
+    CommSchedule,
+    Returning,
+    Tile,
+    edges_from,
+)
 from dgl_mgpu.distributed.exchange.window import Window
-from dgl_mgpu.errors import InvalidInputError
+from dgl_mgpu.distributed.local_part import Part
 from dgl_mgpu.ops.spmm_remote import Entries, Pairs, Pipeline, Sources, pair_up, spmm_remote
 from dgl_mgpu.utils.stages import stage
 
 
 class RemoteReads(CommSchedule):
-    """Two rounds: the rank's own rows and the halo's, which one kernel reads at the same time.
+    """One kernel reads the rank's own rows and the halo's at the same time, and keeps none.
 
     Sums back to the sources, and those with weights that are not of whole columns, are no matter of
-    reading rows: there rows are exchanged as the halo, in one chunk.  The pipeline may be changed
+    reading rows: there rows are exchanged as the ``halo`` in chunks.  The pipeline may be changed
     at any time: sums differ in the order of additions.
     """
 
     def __init__(self, halo: Chunks, window: Window, pipeline: Pipeline | None = None) -> None:
-        if halo.num_chunks > 1:
-            raise InvalidInputError(
-                "read rows of other ranks",
-                f"the halo is in {halo.num_chunks} chunks",
-                "pass a halo in one chunk",
-            )
         super().__init__(halo.part, halo.group)
         self.pipeline = Pipeline() if pipeline is None else pipeline
         self._halo = halo
         self._window = window
         self._known_pairs: Pairs | None = None
+
+    @property
+    def tiles(self) -> list[Tile]:
+        return self._halo.tiles
 
     def columns(self) -> tuple[torch.Tensor, torch.Tensor, list[int]]:
         return self._halo.columns()
@@ -55,10 +60,10 @@ class RemoteReads(CommSchedule):
         num_weights = 1 if weights is None else _whole_columns(weights.shape[1:], shape)
         if width == 0 or num_weights is None or self.part.num_ranks == 1:
             return super().sums(rows, weights)
-        local, remote = self._entries
+        local, remote = (Entries(*tile.relation.csc()[:2]) for tile in self._virtual)
         if weights is not None:
             flat_weights = weights.reshape(len(weights), num_weights)
-            of_local, of_remote = (tile.of(flat_weights) for tile in self.tiles)
+            of_local, of_remote = (tile.of(flat_weights) for tile in self._virtual)
             local, remote = local._replace(weights=of_local), remote._replace(weights=of_remote)
         own = rows.reshape(len(rows), width).contiguous()
         total = spmm_remote(
@@ -86,14 +91,18 @@ class RemoteReads(CommSchedule):
         return _on_device(tuple(window.data_ptr() for window in memory), rows.device)
 
     @cached_property
-    def _entries(self) -> tuple[Entries, Entries]:
-        """The part's local and remote virtual graph."""
-        local, remote = (tile.relation.csc() for tile in self.tiles)
-        # Not by their places in the round, of which there may be more than the halo has rows.
-        columns = self.part.relation.csc().indices
-        columns = columns[columns >= self.part.num_own_src]
-        positions = self.part.halo[columns.long() - self.part.num_own_src].to(columns.dtype)
-        return Entries(local.indptr, local.indices), Entries(remote.indptr, positions)
+    def _virtual(self) -> tuple[Tile, Tile]:
+        """The part's local and remote virtual graph; sources of the latter are positions."""
+        part, indices = self.part, self.part.relation.csc().indices
+        own = part.num_own_src
+        is_own = indices < own
+        remote = part.halo[indices[~is_own].long() - own]
+        local_graph = edges_from(part, is_own, indices[is_own], own)
+        remote_graph = edges_from(part, ~is_own, remote, part.src.num_nodes)
+        return (
+            Tile(local_graph, partial(_where, part, lambda columns: columns < own)),
+            Tile(remote_graph, partial(_where, part, lambda columns: columns >= own)),
+        )
 
     @cached_property
     def _starts(self) -> torch.Tensor:
@@ -102,9 +111,15 @@ class RemoteReads(CommSchedule):
     def _pairs(self) -> Pairs:
         ps = self.pipeline.ps
         if self._known_pairs is None or self._known_pairs.ps != ps:
-            local, remote = self._entries
-            self._known_pairs = pair_up(local.indptr, remote.indptr, ps)
+            local, remote = (tile.relation.csc().indptr for tile in self._virtual)
+            self._known_pairs = pair_up(local, remote, ps)
         return self._known_pairs
+
+
+def _where(part: Part, is_chosen: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """The numbers of a part's edges whose sources are chosen."""
+    columns = part.relation.csc().indices
+    return is_chosen(columns).nonzero().squeeze(1).to(columns.dtype)
 
 
 @functools.lru_cache(maxsize=64)

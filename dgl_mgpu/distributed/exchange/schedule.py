@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from dgl_mgpu.distributed.local_part import Part
 from dgl_mgpu.graph.relation import Compressed, Relation
-from dgl_mgpu.ops import add_spmm, spmm
+from dgl_mgpu.ops import add_spmm, sddmm, spmm
 from dgl_mgpu.ops.view import as_words
 from dgl_mgpu.utils.stages import somebody_listens, stage
 
@@ -41,7 +41,7 @@ class Message:
     """
 
     def __init__(self, work: dist.Work, *used: torch.Tensor) -> None:
-        self._work = work
+        self._work: dist.Work | None = work
         self._used = used
         device = used[0].device
         # Else it would only cost each message some calls, and fork the capture of a CUDA graph,
@@ -54,9 +54,11 @@ class Message:
 
     def wait(self) -> None:
         """Wait until it has come: the host, or for a GPU torch's current stream."""
-        with stage("waiting"):
-            self._work.wait()
-        self._used = ()
+        if self._work is not None:
+            with stage("waiting"):
+                self._work.wait()
+        # The work, too, holds its tensors.
+        self._work, self._used = None, ()
 
 
 @functools.cache
@@ -146,13 +148,13 @@ class CommSchedule(ABC):
 
         ``rows`` are those of own sources; weights have shape (num_edges, \\*weight_shape).
         """
-        tiles = self.tiles
         out: torch.Tensor | None = None
-        arriving = self.start(0, rows)
-        for number, tile in enumerate(tiles):
-            following = self.start(number + 1, rows) if number + 1 < len(tiles) else arriving
-            out = _summed(tile.relation, arriving(), tile.of(weights), out)
-            arriving = following
+
+        def add(_: int, tile: Tile, arrived: torch.Tensor) -> None:
+            nonlocal out
+            out = _summed(tile.relation, arrived, tile.of(weights), out)
+
+        self.visit(rows, add)
         assert out is not None  # there is a round
         return out
 
@@ -160,45 +162,109 @@ class CommSchedule(ABC):
         self, rows: torch.Tensor, weights: torch.Tensor | None = None
     ) -> torch.Tensor:
         """The transpose of `sums`: from rows of own destinations to rows of own sources."""
+
+        def of_round(number: int, tile: Tile, out: torch.Tensor | None) -> torch.Tensor:
+            return _summed(tile.relation.reverse(), rows, tile.of(weights), out)
+
+        return self.collect(of_round, rows)
+
+    def products(
+        self, rows: torch.Tensor, own_rows: torch.Tensor, weight_shape: torch.Size
+    ) -> torch.Tensor:
+        """For each edge the product of its ends' rows: the gradient of its weight in `sums`.
+
+        ``rows`` are those of own sources, ``own_rows`` of own destinations, of one shape.  Each
+        dimension of weights, of which there are as many, is that of the rows or 1: over the latter
+        products are added up.
+        """
+        shape = rows.shape[1:]
+        out = rows.new_empty(self.part.relation.num_edges, *weight_shape)
+        kept = len(weight_shape)
+        while kept and weight_shape[kept - 1] == 1:
+            kept -= 1
+        op = "mul" if kept == len(shape) else "dot"
+        columns = (*shape[:kept], math.prod(shape[kept:]))
+
+        def multiply(_: int, tile: Tile, arrived: torch.Tensor) -> None:
+            far, near = (each.reshape(len(each), *columns) for each in (arrived, own_rows))
+            found = sddmm(*tile.relation.coo(), far, near, op)
+            shared = [dim for dim in range(1, 1 + kept) if weight_shape[dim - 1] == 1]
+            if shared:
+                found = found.sum(shared, keepdim=True)
+            found = found.view(len(found), *weight_shape)
+            if tile.entries is None:
+                out.copy_(found)
+            else:
+                out.index_copy_(0, tile.entries.long(), found)
+
+        self.visit(rows, multiply)
+        return out
+
+    def visit(
+        self, rows: torch.Tensor, function: Callable[[int, Tile, torch.Tensor], object]
+    ) -> None:
+        """Call a function with each round, its tile and rows, while the next round's rows arrive.
+
+        ``rows`` are those of own sources.  A round begins when the last one's rows are there: what
+        is sent and what comes is one round's at a time.
+        """
+        tiles = self.tiles
+        arriving = self.start(0, rows)
+        for number, tile in enumerate(tiles):
+            arrived = arriving()
+            if number + 1 < len(tiles):
+                arriving = self.start(number + 1, rows)
+            function(number, tile, arrived)
+            del arrived
+
+    def collect(
+        self,
+        of_round: Callable[[int, Tile, torch.Tensor | None], torch.Tensor],
+        like: torch.Tensor,
+    ) -> torch.Tensor:
+        """For each own source, the sum of what all ranks have for it in their rounds.
+
+        ``of_round`` makes rows for a round's sources, added to the given ones if there are any;
+        they have the type and shape of ``like``'s.  While one round's are made, the last one's
+        travel, and are added before the next ones go: the order of additions is that of rounds.
+        """
         own: torch.Tensor | None = None
-        adds = []
-        wait: Callable[[], object] = nothing
-        # While one round's rows are added up, those before them travel.
+        if self.part.num_ranks > 1:
+            own = like.new_zeros(self.part.num_own_src, *like.shape[1:])
+        returning = Returning(nothing, nothing)
         for number, tile in reversed(list(enumerate(self.tiles))):
-            back = _summed(tile.relation.reverse(), rows, tile.of(weights), None)
             if number == self.own_round:
-                # A view would keep all of it.
-                count = self.part.num_own_src
-                own = back if len(back) == count else back[:count].clone()
+                back = own = of_round(number, tile, own)
+            else:
+                back = of_round(number, tile, None)
+            returning.finish(own)
+            del returning  # and the rows that came
             returning = self.start_return(number, back)
             del back
-            wait()
-            wait = returning.wait
-            adds.append(returning.add)
-        wait()
+        returning.finish(own)
         assert own is not None  # there is a round of own rows
-        for add in adds:
-            add(own)
         return own
 
     @cached_property
     def tiles(self) -> list[Tile]:
         """The edges of each round."""
-        indptr, indices, _ = self.part.relation.csc()
+        indices = self.part.relation.csc().indices
         rounds, places, sizes = self.columns()
         of_entries = rounds[indices.long()]
         tiles = []
         for number, size in enumerate(sizes):
             chosen = of_entries == number
-            before = torch.cat([chosen.new_zeros(1, dtype=torch.int64), chosen.cumsum(0)])
-            grouped = Compressed(
-                before[indptr.long()].to(indptr.dtype),
-                places[indices[chosen].long()].to(indices.dtype),
-                None,
-            )
-            relation = Relation(size, self.part.num_own_dst, csc=grouped, formats=("csr", "csc"))
+            relation = edges_from(self.part, chosen, places[indices[chosen].long()], size)
             tiles.append(Tile(relation, partial(_entries_of, self.part, rounds, number)))
         return tiles
+
+
+def edges_from(part: Part, chosen: torch.Tensor, sources: torch.Tensor, num_src: int) -> Relation:
+    """Some edges of a part, for which ``chosen`` is true, from sources with other numbers."""
+    indptr = part.relation.csc().indptr
+    before = torch.cat([chosen.new_zeros(1, dtype=torch.int64), chosen.cumsum(0)])
+    grouped = Compressed(before[indptr.long()].to(indptr.dtype), sources.to(indptr.dtype), None)
+    return Relation(num_src, part.num_own_dst, csc=grouped, formats=("csr", "csc"))
 
 
 def _entries_of(part: Part, rounds: torch.Tensor, number: int) -> torch.Tensor:
@@ -225,7 +291,10 @@ def _summed(
 
 
 class Sum(torch.autograd.Function):
-    """`CommSchedule.sums`, or its transpose, differentiable any number of times."""
+    """`CommSchedule.sums`, or its transpose, differentiable any number of times.
+
+    Weights have as many dimensions as rows.
+    """
 
     @staticmethod
     def forward(
@@ -235,13 +304,51 @@ class Sum(torch.autograd.Function):
         weights: torch.Tensor | None,
         rows: torch.Tensor,
     ) -> torch.Tensor:
-        ctx.transpose = rounds, not transposed
-        ctx.save_for_backward(weights)  # so that a change in place until then is noticed
+        ctx.rounds, ctx.transposed = rounds, transposed
+        # Saved so that a change in place until then is noticed.
+        ctx.save_for_backward(weights, rows if ctx.needs_input_grad[2] else None)
         total = (rounds.transposed_sums if transposed else rounds.sums)(rows, weights)
         # Of a view that is made here autograd allows no change in place.
         return total.detach()
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, None, None, torch.Tensor]:  # type: ignore[override]
-        (weights,) = ctx.saved_tensors
-        return None, None, None, Sum.apply(*ctx.transpose, weights, gradient.contiguous())
+    def backward(  # type: ignore[override]
+        ctx: Any, gradient: torch.Tensor
+    ) -> tuple[None, None, torch.Tensor | None, torch.Tensor | None]:
+        weights, rows = ctx.saved_tensors
+        gradient = gradient.contiguous()
+        of_weights = of_rows = None
+        if ctx.needs_input_grad[2]:
+            ends = (gradient, rows) if ctx.transposed else (rows, gradient)
+            of_weights = EdgeProducts.apply(ctx.rounds, weights.shape[1:], *ends)
+        if ctx.needs_input_grad[3]:
+            of_rows = Sum.apply(ctx.rounds, not ctx.transposed, weights, gradient)
+        return None, None, of_weights, of_rows
+
+
+class EdgeProducts(torch.autograd.Function):
+    """`CommSchedule.products`, differentiable any number of times."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        rounds: CommSchedule,
+        weight_shape: torch.Size,
+        rows: torch.Tensor,
+        own_rows: torch.Tensor,
+    ) -> torch.Tensor:
+        ctx.rounds = rounds
+        ctx.save_for_backward(rows, own_rows)
+        return rounds.products(rows, own_rows, weight_shape)
+
+    @staticmethod
+    def backward(  # type: ignore[override]
+        ctx: Any, gradient: torch.Tensor
+    ) -> tuple[None, None, torch.Tensor | None, torch.Tensor | None]:
+        rows, own_rows = ctx.saved_tensors
+        of_rows = of_own_rows = None
+        if ctx.needs_input_grad[2]:
+            of_rows = Sum.apply(ctx.rounds, True, gradient, own_rows)
+        if ctx.needs_input_grad[3]:
+            of_own_rows = Sum.apply(ctx.rounds, False, gradient, rows)
+        return None, None, of_rows, of_own_rows

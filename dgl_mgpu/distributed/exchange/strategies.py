@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
 
 import torch.distributed as dist
 
-from dgl_mgpu.distributed.exchange.collectives import Broadcast, Chunks, WholeHalo
-from dgl_mgpu.distributed.exchange.peer_memory import halo_in_chunks
+from dgl_mgpu.comm.communicator import Communicator
+from dgl_mgpu.distributed.exchange.collectives import (
+    Broadcast,
+    Chunks,
+    WholeHalo,
+    rounds_of_distances,
+)
+from dgl_mgpu.distributed.exchange.peer_memory import MOST_WANTED, halo_in_chunks, rows_read
 from dgl_mgpu.distributed.exchange.remote_reads import RemoteReads
 from dgl_mgpu.distributed.exchange.schedule import CommSchedule
 from dgl_mgpu.distributed.exchange.window import Window
@@ -21,8 +30,11 @@ from dgl_mgpu.ops.spmm_remote import Pipeline
 
 #: What a pipeline's parameters may be: MGG's ranges (section 4) in powers of two.
 STEPS = {"ps": (1, 2, 4, 8, 16, 32), "dist": (1, 2, 4, 8, 16), "wpb": (1, 2, 4, 8, 16)}
-#: Rounds of the halo where no number is given.
+#: Rounds of the halo where no number is given and it is small.
 _DEFAULT_CHUNKS = 2
+#: Buffers, each as large as the most rows that a rank has of its own, that rows in flight may
+#: take: as many as of rounds with one rank's rows each; with a window, whose halves are two.
+_MOST_BUFFERS, _MOST_WITH_WINDOW = 3, 4
 _HALO = re.compile(r"halo in ([1-9]\d{0,8})")
 _REMOTE = re.compile(r"remote reads, " + " ".join(rf"{name}=(\d{{1,9}})" for name in STEPS))
 #: Instead of a strategy's name: whichever is the fastest.
@@ -47,7 +59,10 @@ class ExchangeStrategy:
 
     @classmethod
     def named(cls, name: str) -> ExchangeStrategy:
-        """The strategy 'halo', 'broadcast', 'remote', or a name in full, as ``str`` writes it."""
+        """The strategy 'halo', 'broadcast', 'remote', or a name in full, as ``str`` writes it.
+
+        'halo' is in two chunks here; `ExchangeStrategies.named` has more where ranks need more.
+        """
         fixed = {
             "halo": cls(chunks=_DEFAULT_CHUNKS),
             "remote": cls(pipeline=Pipeline()),
@@ -76,26 +91,83 @@ HALO_BLOCKING = ExchangeStrategy(is_blocking=True)
 _CHUNKS = (1, 2, 4)
 
 
-class ExchangeStrategies:
-    """The strategies of one part of a graph, each prepared on first use.
+class Rows(NamedTuple):
+    """A rank's rows: its own, and those that it wants of each other rank."""
 
-    Remote reads need a ``window``, of GPUs that read each other's memory.
+    own: int
+    wanted: list[int]
+
+
+def rows_in_flight(strategy: ExchangeStrategy, ranks: Sequence[Rows], has_window: bool) -> int:
+    """The most rows that sums, or their transposes, have on a rank beside their input and output.
+
+    These are rows that have come and are added up, those that come meanwhile, what is sent, and
+    both halves of a window.
+    """
+    if len(ranks) == 1:
+        return 0
+    own, halos = [rank.own for rank in ranks], [sum(rank.wanted) for rank in ranks]
+    if strategy == BROADCAST:
+        return sum(sorted(own)[-2:])
+    if strategy == HALO_BLOCKING:
+        sent = [sum(other.wanted[rank] for other in ranks) for rank in range(len(ranks))]
+        window = 2 * max(*own, *halos) if has_window else 0
+        return max(map(sum, zip(own, halos, sent, strict=True))) + window
+    chunks = strategy.chunks or len(ranks) - 1
+    round_at = rounds_of_distances(len(ranks), chunks)
+    most = MOST_WANTED if has_window else math.inf
+    # By rank and round, what comes of others' rows, and what goes to others.
+    arriving = [[0] * (round_at[-1] + 1) for _ in ranks]
+    leaving = [[0] * (round_at[-1] + 1) for _ in ranks]
+    for reader, rank in enumerate(ranks):
+        for owner, count in enumerate(rows_read(rank.wanted, own, most)):
+            number = round_at[(owner - reader) % len(ranks)]
+            arriving[reader][number] += count
+            leaving[owner][number] += count
+    in_flight = 0
+    for comes, goes in zip(arriving, leaving, strict=True):
+        for (now, given), (later, later_given) in pairwise(zip(comes, goes, strict=True)):
+            if has_window:  # what is sent lies there
+                in_flight = max(in_flight, now + max(later, later_given), later + later_given)
+            else:
+                in_flight = max(in_flight, now + later + later_given, now + given)
+    window = 2 * max(*own, *map(max, arriving)) if has_window else 0
+    return in_flight + window
+
+
+class ExchangeStrategies:
+    """The strategies of one part of a graph, each prepared on first use; making them is collective.
+
+    Remote reads need a ``window``, of GPUs that read each other's memory.  Candidates are those
+    whose rows in flight take a number of buffers that does not grow with the ranks.
     """
 
     def __init__(
         self, part: Part, group: dist.ProcessGroup | None, window: Window | None = None
     ) -> None:
         self.part, self.group = part, group
-        self._window = window
+        self.window = window
+        self._rows = Communicator.of_all_machines().all_gather(Rows(part.num_own_src, part.wanted))
         most = max(1, part.num_ranks - 1)
         chunks = sorted({count for count in (*_CHUNKS, most) if count <= most})
-        #: What is taken where there is nothing to choose.
-        self.default = ExchangeStrategy(chunks=min(_DEFAULT_CHUNKS, most))
+        #: What is taken where there is nothing to choose: in few chunks, if the halo is small.
+        self.default = ExchangeStrategy(
+            chunks=next(
+                count
+                for count in chunks
+                if count == most
+                or (count >= _DEFAULT_CHUNKS and self._is_bounded(ExchangeStrategy(chunks=count)))
+            )
+        )
         #: Of remote reads, those with the pipeline that a search begins with.
         self.candidates = [
-            BROADCAST,
-            HALO_BLOCKING,
-            *(ExchangeStrategy(chunks=count) for count in chunks),
+            strategy
+            for strategy in (
+                BROADCAST,
+                HALO_BLOCKING,
+                *(ExchangeStrategy(chunks=count) for count in chunks),
+            )
+            if self._is_bounded(strategy)
         ]
         every = list(self.candidates)
         if window is not None:
@@ -109,6 +181,19 @@ class ExchangeStrategies:
         self._schedules: dict[ExchangeStrategy, CommSchedule] = {}
         #: By the size of partitions: their pairs are costly to make, the rest is shared.
         self._readers: dict[int, RemoteReads] = {}
+
+    def _is_bounded(self, strategy: ExchangeStrategy) -> bool:
+        """Whether more ranks with as many rows each would not have more rows in flight."""
+        has_window = self.window is not None
+        buffers = _MOST_WITH_WINDOW if has_window else _MOST_BUFFERS
+        most_own = max(rank.own for rank in self._rows)
+        return rows_in_flight(strategy, self._rows, has_window) <= buffers * most_own
+
+    def named(self, name: str) -> ExchangeStrategy:
+        """As `ExchangeStrategy.named`; 'halo' is the default, as are remote reads of nobody."""
+        strategy = ExchangeStrategy.named(name)
+        reads_nobody = strategy.pipeline is not None and self.window is None
+        return self.default if name == "halo" or reads_nobody else strategy
 
     def __getitem__(self, strategy: ExchangeStrategy) -> CommSchedule:
         """The schedule of a strategy; collective where it has not been made yet."""
@@ -131,18 +216,17 @@ class ExchangeStrategies:
         if strategy == BROADCAST:
             return Broadcast(self.part, self.group)
         if strategy == HALO_BLOCKING:
-            return WholeHalo(self._halo())
-        return halo_in_chunks(self.part, self.group, self._window, strategy.chunks)
+            return WholeHalo(self._chunks(1, read_all=False))
+        return self._chunks(strategy.chunks)
+
+    def _chunks(self, count: int, read_all: bool = True) -> Chunks:
+        return halo_in_chunks(self.part, self.group, self.window, count, read_all)
 
     def _reader(self, ps: int) -> RemoteReads:
         if ps not in self._readers:
             if self._readers:  # with the tiles that it has
                 self._readers[ps] = copy.copy(next(iter(self._readers.values())))
             else:
-                assert self._window is not None  # else there is no such candidate
-                self._readers[ps] = RemoteReads(self._halo(), self._window)
+                assert self.window is not None  # else there is no such candidate
+                self._readers[ps] = RemoteReads(self._chunks(self.part.num_ranks), self.window)
         return self._readers[ps]
-
-    def _halo(self) -> Chunks:
-        """In one chunk, each row once."""
-        return halo_in_chunks(self.part, self.group, self._window, 1, read_all=False)

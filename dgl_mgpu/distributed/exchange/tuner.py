@@ -9,7 +9,7 @@ import hashlib
 import math
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import NamedTuple
 
 import torch
@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from dgl_mgpu.comm.communicator import Communicator
 from dgl_mgpu.distributed.exchange.cost import Model, RankLoad, Rates
-from dgl_mgpu.distributed.exchange.schedule import Arriving, CommSchedule, Returning
+from dgl_mgpu.distributed.exchange.schedule import Arriving, CommSchedule, Returning, Tile
 from dgl_mgpu.distributed.exchange.strategies import STEPS, ExchangeStrategies, ExchangeStrategy
 from dgl_mgpu.distributed.memory import free_bytes
 from dgl_mgpu.ops.spmm_remote import DTYPES, Pipeline
@@ -183,18 +183,28 @@ class Auto(CommSchedule):
         rates = self._ranks.broadcast_from_rank0(
             _ACTION, lambda: Rates.of_this_machine(self._device)
         )
-        self.model = Model(loads, rates, strategies.part.relation.idtype.itemsize)
+        id_bytes = strategies.part.relation.idtype.itemsize
+        self.model = Model(loads, rates, id_bytes, strategies.window is not None)
         self._about = f"{_graph(loads)}; {_machine(self._ranks, self._device)}"
         self._known = self._ranks.broadcast_from_rank0(_ACTION, FOUND.read) if cached else {}
 
+    @cached_property
+    def _default(self) -> CommSchedule:
+        """For all but sums; kept whatever is found for these."""
+        return self._strategies[self._strategies.default]
+
+    @property
+    def tiles(self) -> list[Tile]:
+        return self._default.tiles
+
     def columns(self) -> tuple[torch.Tensor, torch.Tensor, list[int]]:
-        return self._strategies[self._strategies.default].columns()
+        return self._default.columns()
 
     def start(self, number: int, rows: torch.Tensor) -> Arriving:
-        return self._strategies[self._strategies.default].start(number, rows)
+        return self._default.start(number, rows)
 
     def start_return(self, number: int, rows: torch.Tensor) -> Returning:
-        return self._strategies[self._strategies.default].start_return(number, rows)
+        return self._default.start_return(number, rows)
 
     def sums(self, rows: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
         return self._sum(False, rows, weights)

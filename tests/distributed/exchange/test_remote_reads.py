@@ -16,7 +16,6 @@ from dgl_mgpu.distributed.exchange.peer_memory import PeerChunks
 from dgl_mgpu.distributed.exchange.remote_reads import RemoteReads
 from dgl_mgpu.distributed.exchange.schedule import Sum
 from dgl_mgpu.distributed.exchange.window import Window
-from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.ops.spmm_remote import Pipeline
 from tests.distributed.exchange.test_exchange import _Whole
 from tests.distributed.graphs import KINDS
@@ -41,7 +40,7 @@ class _Counting:
 
 def _remote(whole: _Whole, pipeline: Pipeline | None = None) -> tuple[RemoteReads, _Counting]:
     window = _Counting(whole.window())
-    halo = Chunks(whole.part, whole.group, 1)
+    halo = Chunks(whole.part, whole.group, 2)
     return RemoteReads(halo, window, pipeline), window  # type: ignore[arg-type]
 
 
@@ -151,16 +150,6 @@ def _pipelines() -> None:
 @on_gpus_too
 def test_another_pipeline_may_be_set(ranks):
     ranks.run(_pipelines)
-
-
-def _in_chunks() -> None:
-    whole = _Whole("random", "shuffled")
-    with pytest.raises(InvalidInputError, match="2 chunks"):
-        RemoteReads(Chunks(whole.part, whole.group, 2), whole.window())  # type: ignore[arg-type]
-
-
-def test_the_halo_is_in_one_chunk(ranks):
-    ranks.run(_in_chunks)
 
 
 def _dtypes() -> None:

@@ -304,13 +304,19 @@ class _Clock:
 
 
 class _TimedWays(ExchangeStrategies):
-    """Ways that take as long as is said, by way and rank; and what was taken."""
+    """Ways that take as long as is said, by way and rank; and what was taken.
+
+    All are candidates, however many rows they have in flight.
+    """
 
     def __init__(self, whole: _Whole, cost: Cost, window: MappedWindow | None) -> None:
         super().__init__(whole.part, whole.group, window)  # type: ignore[arg-type]
         self.clock, self.taken = _Clock(), []
         self.alive = weakref.WeakSet()
         self._cost = cost
+
+    def _is_bounded(self, strategy: ExchangeStrategy) -> bool:
+        return True
 
     def __getitem__(self, strategy: ExchangeStrategy):
         self.taken.append(strategy)

@@ -29,6 +29,7 @@ class MappedWindow:
     def __init__(self, group: dist.ProcessGroup | None) -> None:
         self.group = group
         self.turns = 0
+        self.most = 0  # bytes that were asked for at a time
         self.rank, size = 0, 1
         if group is not None:
             self.rank, size = dist.get_rank(group), dist.get_world_size(group)
@@ -49,6 +50,7 @@ class MappedWindow:
     def turn(self, nbytes: int) -> list[torch.Tensor]:
         assert nbytes <= _BYTES
         self.turns += 1
+        self.most = max(self.most, nbytes)
         memory = [each.view(2, _BYTES)[self.turns % 2][:nbytes] for each in self._all]
         memory[self.rank].fill_(0xFF)  # NaN in every type
         return memory
