@@ -325,6 +325,59 @@ def test_sums_are_differentiable_twice(ranks):
     ranks.run(_sum_gradients)
 
 
+def _weight_gradients(shape: tuple[int, ...], weight_shape: tuple[int, ...]) -> None:
+    whole = _Whole("random", "shuffled")
+    all_x = whole.rows(whole.of_src.num_nodes, *shape).requires_grad_()
+    all_weights = whole.rows(len(whole.src), *weight_shape).requires_grad_()
+    empty = torch.zeros(whole.of_dst.num_nodes, *shape, dtype=torch.float64)
+
+    def derivatives(total, x, weights):
+        first = torch.autograd.grad((total**2).sum(), (x, weights), create_graph=True)
+        second = torch.autograd.grad(sum((each**2).sum() for each in first), (x, weights))
+        return total.detach(), *(each.detach() for each in first), *second
+
+    messages = all_x[whole.src] * all_weights
+    expected = derivatives(empty.index_add(0, whole.dst, messages), all_x, all_weights)
+    for name, rounds in _every_way(whole):
+        x = whole.own_src(all_x.detach()).requires_grad_()
+        weights = whole.own_edges(all_weights.detach()).requires_grad_()
+        found = derivatives(Sum.apply(rounds, False, weights, x), x, weights)
+        own = (whole.own_dst, *(whole.own_src, whole.own_edges) * 2)
+        for mine, of_all, taken in zip(found, expected, own, strict=True):
+            assert torch.equal(mine, taken(of_all)), name
+
+
+@on_gpus_too
+@pytest.mark.parametrize(
+    ("shape", "weight_shape"),
+    [((), ()), ((3,), (1,)), ((3,), (3,)), ((2, 3), (2, 1)), ((2, 3), (1, 3)), ((2, 3), (1, 1))],
+)
+def test_learned_weights_have_gradients(ranks, shape, weight_shape):
+    ranks.run(_weight_gradients, shape, weight_shape)
+
+
+def _weights_of_reversed_edges() -> None:
+    whole = _Whole("skewed", "shuffled")
+    all_y = whole.rows(whole.of_dst.num_nodes, 2).requires_grad_()
+    all_weights = whole.rows(len(whole.src), 1).requires_grad_()
+    empty = torch.zeros(whole.of_src.num_nodes, 2, dtype=torch.float64)
+    total = empty.index_add(0, whole.src, all_y[whole.dst] * all_weights)
+    expected = torch.autograd.grad((total**2).sum(), (all_y, all_weights))
+    for name, rounds in _every_way(whole):
+        y = whole.own_dst(all_y.detach()).requires_grad_()
+        weights = whole.own_edges(all_weights.detach()).requires_grad_()
+        mine = Sum.apply(rounds, True, weights, y)
+        assert torch.equal(mine, whole.own_src(total.detach())), name
+        found = torch.autograd.grad((mine**2).sum(), (y, weights))
+        assert torch.equal(found[0], whole.own_dst(expected[0])), name
+        assert torch.equal(found[1], whole.own_edges(expected[1])), name
+
+
+@on_gpus_too
+def test_learned_weights_of_sums_back_to_sources(ranks):
+    ranks.run(_weights_of_reversed_edges)
+
+
 def _input_changes() -> None:
     whole = _Whole("skewed", "shuffled")
     x = whole.rows(whole.of_src.num_nodes, 64)

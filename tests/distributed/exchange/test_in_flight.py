@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -22,17 +20,9 @@ from dgl_mgpu.distributed.local_part import Part, cut
 from dgl_mgpu.distributed.partition import ranges
 from tests.distributed.exchange.windows import MappedWindow
 from tests.distributed.live_bytes import peak_bytes
-from tests.ranks import RankProcesses
 
 #: A buffer of 240 rows; what is not rows, as places of few, is less than a tenth of it.
 _OWN, _WIDTH = 240, 64
-
-
-@pytest.fixture(scope="module")
-def five_ranks() -> Iterator[RankProcesses]:
-    processes = RankProcesses(5)
-    yield processes
-    processes.close()
 
 
 def _part(neighbours: int) -> Part:
