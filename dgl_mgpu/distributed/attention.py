@@ -8,13 +8,12 @@ section 3).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from dgl_mgpu.distributed.exchange.schedule import CommSchedule, Returning, Tile, nothing
+from dgl_mgpu.distributed.exchange.schedule import CommSchedule, Tile
 from dgl_mgpu.ops.attention import (
     NO_TERMS,
     AttentionGradient,
@@ -77,16 +76,6 @@ class _Rounds(NamedTuple):
     def is_additive(self) -> bool:
         return self.score.kind == "additive"
 
-    def in_turn(self, rows: Tensor) -> Iterator[tuple[int, Tile, Tensor]]:
-        """Rounds with their tiles and rows, given a rank's own; the next one's are under way."""
-        tiles = self.schedule.tiles
-        arriving = self.schedule.start(0, rows)
-        for number, tile in enumerate(tiles):
-            is_last = number + 1 == len(tiles)
-            following = arriving if is_last else self.schedule.start(number + 1, rows)
-            yield number, tile, arriving()
-            arriving = following
-
     def operands(self, rows: Tensor, right: Tensor, vector: Tensor | None) -> AttentionOperands:
         """Operands of a round, given what comes in it and what destinations have."""
         if self.is_additive:
@@ -136,17 +125,20 @@ class _Rounds(NamedTuple):
     ) -> tuple[Tensor, Tensor]:
         """The output, and what the backward pass needs of destinations."""
         out = kept = None
-        count = len(self.schedule.tiles)
-        for number, tile, arrived in self.in_turn(rows):
+        kind, _, _, dropout = self.score
+        last = len(self.schedule.tiles) - 1
+
+        def take(number: int, tile: Tile, arrived: Tensor) -> None:
+            nonlocal out, kept
             operands, (entries, _) = self.operands(arrived, right, vector), self.entries(tile, key)
-            added = bias if number + 1 == count else None
+            added = bias if number == last else None
             if out is None or kept is None:
-                kind, dropout = self.score.kind, self.score.dropout
                 check_attention(entries, operands, NO_TERMS, bias, kind, dropout)
                 out, kept = attention_forward(entries, operands, NO_TERMS, added, key, self.score)
             else:
                 add_attention(out, kept, entries, operands, added, key, self.score)
-            del arrived, operands
+
+        self.schedule.visit(rows, take)
         assert out is not None  # there is a round
         assert kept is not None
         return out, kept
@@ -160,9 +152,10 @@ class _Rounds(NamedTuple):
         key: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Gradients of own rows, of what there is on the right and of the vector."""
-        own = of_right = of_vector = None
-        returning = Returning(nothing, nothing)
-        for number, tile, arrived in self.in_turn(rows):
+        of_right = of_vector = None
+
+        def of_round(tile: Tile, arrived: Tensor) -> Tensor:
+            nonlocal of_right, of_vector
             operands = self.operands(arrived, right, vector)
             of_values, of_left, right_part, vector_part, *_ = attention_backward(
                 *self.entries(tile, key), operands, NO_TERMS, gradient, key, self.score
@@ -175,20 +168,14 @@ class _Rounds(NamedTuple):
                 vector_part = attention_vectors_backward(of_values, arrived, of_left, None, vector)
             elif of_left is not None:
                 of_values = torch.cat([of_values, of_left], 2)
-            of_right = _added(of_right, right_part)
+            of_right = right_part if of_right is None else of_right.add_(right_part)
             if vector_part is not None:
-                of_vector = _added(of_vector, vector_part)
-            if number == self.schedule.own_round:
-                # A view would keep all of it.
-                count = self.schedule.part.num_own_src
-                own = of_values if len(of_values) == count else of_values[:count].clone()
-            returning.finish(own)
-            returning = self.schedule.start_return(number, of_values)
-            del arrived, operands, of_values, of_left, right_part
-        returning.finish(own)
-        assert own is not None  # there is a round of own rows
-        assert of_right is not None
-        return own, of_right, of_vector
+                of_vector = vector_part if of_vector is None else of_vector.add_(vector_part)
+            return of_values
+
+        of_rows = self.schedule.round_trips(rows, of_round)
+        assert of_right is not None  # there is a round
+        return of_rows, of_right, of_vector
 
 
 class _Attention(torch.autograd.Function):
@@ -248,7 +235,3 @@ class _Attention(torch.autograd.Function):
 def _joined(values: Tensor, left: Tensor | None) -> Tensor:
     """What travels of a row."""
     return values if left is None else torch.cat([values, left], 2)
-
-
-def _added(total: Tensor | None, part: Tensor) -> Tensor:
-    return part if total is None else total.add_(part)

@@ -64,6 +64,8 @@ class PeerChunks(Chunks):
         self._wholly_lent = {rank for rank, read in enumerate(reads) if read[part.rank] == own > 0}
         self._halo_bounds = list(itertools.accumulate(part.wanted, initial=0))
         self._memory: Sequence[torch.Tensor] = []
+        #: Which exchange of the window these rows are.
+        self._lent_at = 0
 
     def _wanted_rows(self, rank: int) -> torch.Tensor:
         """Which of another rank's rows are in the halo."""
@@ -96,8 +98,10 @@ class PeerChunks(Chunks):
             room = rows.new_empty(sum(counts), *rows.shape[1:])
         rows = rows.contiguous()
         with self._window.aside():
-            if number == 1:
+            # Once for all rounds, unless rows have gone back meanwhile.
+            if number == 1 or self._window.turns > self._lent_at:
                 self._memory = self._window.turn(max(self._counts) * _row_bytes(rows))
+                self._lent_at = self._window.turns
                 _rows_at(self._memory[self.part.rank], 0, len(rows), rows).copy_(rows)
                 self._window.wait_for_all()
             for rank, place in enumerate(room.split_with_sizes(counts)):

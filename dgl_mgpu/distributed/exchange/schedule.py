@@ -245,6 +245,30 @@ class CommSchedule(ABC):
         assert own is not None  # there is a round of own rows
         return own
 
+    def round_trips(
+        self, rows: torch.Tensor, of_round: Callable[[Tile, torch.Tensor], torch.Tensor]
+    ) -> torch.Tensor:
+        """`visit` and `collect` in the same rounds: each round's rows come, and others go back.
+
+        ``of_round`` makes rows for a round's sources of those that came, of one shape.
+        """
+        own: torch.Tensor | None = None
+        returning = Returning(nothing, nothing)
+
+        def go_back(number: int, tile: Tile, arrived: torch.Tensor) -> None:
+            nonlocal own, returning
+            back = of_round(tile, arrived)
+            if number == self.own_round:
+                count = self.part.num_own_src
+                own = back if len(back) == count else back[:count].clone()  # no view: it keeps all
+            returning.finish(own)
+            returning = self.start_return(number, back)
+
+        self.visit(rows, go_back)
+        returning.finish(own)
+        assert own is not None  # there is a round of own rows
+        return own
+
     @cached_property
     def tiles(self) -> list[Tile]:
         """The edges of each round."""

@@ -40,7 +40,8 @@ class Window:
         # What waits for others is one block: it is not to queue behind all blocks of a sum.
         self._stream = torch.cuda.Stream(device, priority=-1)
         self._device = self._stream.device
-        self._half = 0
+        #: Exchanges so far.
+        self.turns = 0
         self._bytes = 0
         self._halves: list[list[torch.Tensor]] = [[], []]
         #: This rank's own memory: torch may lend it to others once nobody holds it.
@@ -55,8 +56,8 @@ class Window:
         """
         if nbytes > self._bytes or self._handle is None:
             self._grow(max(nbytes, 1))
-        self._half = 1 - self._half
-        return self._halves[self._half]
+        self.turns += 1
+        return self._halves[self.turns % 2]
 
     def wait_for_all(self) -> None:
         """Have torch's current stream wait until all ranks' streams have come to this point.

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 import torch.distributed as dist
 
+from dgl_mgpu.distributed.attention import attend
 from dgl_mgpu.distributed.exchange.halo import Halo
 from dgl_mgpu.distributed.exchange.remote_reads import RemoteReads
 from dgl_mgpu.distributed.exchange.strategies import (
@@ -18,6 +21,7 @@ from dgl_mgpu.distributed.exchange.strategies import (
 )
 from dgl_mgpu.distributed.local_part import Part, cut
 from dgl_mgpu.distributed.partition import ranges
+from dgl_mgpu.ops.attention import AttentionScore
 from tests.distributed.exchange.windows import MappedWindow
 from tests.distributed.live_bytes import peak_bytes
 
@@ -125,3 +129,45 @@ def test_what_grows_with_the_ranks_is_not_tried(five_ranks, has_window):
     few = ["broadcast", "halo at first", "halo in 1", "halo in 2", "halo in 4"]
     small = five_ranks.run(_candidates, 20, has_window)
     assert small == [([*few, *remote], "halo in 2")] * 5
+
+
+_SCORES = {"additive": (2, 2, _WIDTH // 2), "gatv2": (2, _WIDTH // 2), "dot": None}
+
+
+def _attended(rounds, kind: str, of_out: torch.Tensor) -> list[torch.Tensor]:
+    """Attention to own rows, which are the same for all strategies, and their gradients."""
+    draw = torch.Generator().manual_seed(dist.get_rank())
+    values = torch.rand(_OWN, 2, _WIDTH // 2, generator=draw).requires_grad_()
+    shape = _SCORES[kind]
+    vector = None if shape is None else torch.linspace(-1, 1, math.prod(shape)).view(shape)
+    out = attend(rounds, values, None, None, vector, None, AttentionScore(kind, 0.2, 0.1, 0.0))
+    out.backward(of_out)
+    return [out.detach(), values.grad]
+
+
+def _attention_in_flight(kind: str, has_window: bool) -> dict[str, float]:
+    part, group = _dense(), dist.group.WORLD
+    window = MappedWindow(group) if has_window else None
+    strategies = ExchangeStrategies(part, group, window)  # type: ignore[arg-type]
+    of_out = torch.rand(_OWN, 2, _WIDTH // 2)
+    expected = _attended(ExchangeStrategies(part, group)[HALO_BLOCKING], kind, of_out)
+    found = {}
+    names = ("halo in 4", "halo in 2", "broadcast", *(["remote"] if has_window else []))
+    for name in names:
+        rounds = strategies[ExchangeStrategy.named(name)]
+        for one, other in zip(_attended(rounds, kind, of_out), expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+        if window is not None:
+            window.most = 0
+        taken = peak_bytes(lambda rounds=rounds: _attended(rounds, kind, of_out))
+        found[name] = (taken + (0 if window is None else 2 * window.most)) / of_out.nbytes
+    return found
+
+
+@pytest.mark.parametrize("has_window", [False, True])
+@pytest.mark.parametrize("kind", _SCORES)
+def test_attention_takes_a_few_buffers_on_five_ranks(five_ranks, kind, has_window):
+    """Its input and output with their gradients are four; a round's rows come, and go back."""
+    for of_rank in five_ranks.run(_attention_in_flight, kind, has_window):
+        print(of_rank)
+        assert of_rank["halo in 4"] <= 12
