@@ -176,7 +176,7 @@ class Bench:
 
 def _lent_bytes(graph: PartitionedGraph) -> int:
     """What a rank lends to the others' GPUs, which torch's allocator does not count."""
-    window = getattr(graph._graph.parts[0].halo._whole, "_window", None)
+    window = getattr(graph._graph.parts[0].halo._rounds, "_window", None)
     return 0 if window is None else 2 * window._bytes
 
 
