@@ -21,7 +21,6 @@ _OPERATIONS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "add": operator.add,
     "sub": operator.sub,
     "mul": operator.mul,
-    "div": operator.truediv,
 }
 
 
@@ -44,7 +43,7 @@ def extreme(
     Parameters
     ----------
     rounds : CommSchedule
-    op : {'copy_lhs', 'add', 'sub', 'mul', 'div'}
+    op : {'copy_lhs', 'add', 'sub', 'mul'}
     reduce : {'max', 'min'}
     rows : Tensor, shape (num_own_src, \\*shape)
     edge_rows : Tensor, shape (num_edges, \\*edge_shape), or None
