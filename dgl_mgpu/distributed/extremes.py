@@ -106,9 +106,9 @@ def _winners(
             (values, found),
             (entries, edges),
             (places, indices[chosen]),
-            (numbers, numbers.new_tensor(number)),
         ):
             torch.where(better, of_round, of_all, out=of_all)
+        numbers.masked_fill_(better, number)
 
     rounds.visit(rows, compare)
     return Winners(values, entries, numbers, places)
