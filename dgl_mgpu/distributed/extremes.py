@@ -21,7 +21,6 @@ _OPERATIONS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "add": operator.add,
     "sub": operator.sub,
     "mul": operator.mul,
-    "div": operator.truediv,
 }
 
 
@@ -44,7 +43,7 @@ def extreme(
     Parameters
     ----------
     rounds : CommSchedule
-    op : {'copy_lhs', 'add', 'sub', 'mul', 'div'}
+    op : {'copy_lhs', 'add', 'sub', 'mul'}
     reduce : {'max', 'min'}
     rows : Tensor, shape (num_own_src, \\*shape)
     edge_rows : Tensor, shape (num_edges, \\*edge_shape), or None
@@ -107,9 +106,9 @@ def _winners(
             (values, found),
             (entries, edges),
             (places, indices[chosen]),
-            (numbers, numbers.new_tensor(number)),
         ):
             torch.where(better, of_round, of_all, out=of_all)
+        numbers.masked_fill_(better, number)
 
     rounds.visit(rows, compare)
     return Winners(values, entries, numbers, places)

@@ -16,7 +16,14 @@ from dgl.ops import edge_softmax, gsddmm, gspmm
 from dgl_mgpu.comm.communicator import Communicator
 from dgl_mgpu.distributed.attention import attend
 from dgl_mgpu.distributed.exchange.halo import Fetch, GiveBack, Halo
-from dgl_mgpu.distributed.exchange.schedule import CommSchedule, Message, Sum
+from dgl_mgpu.distributed.exchange.schedule import (
+    CommSchedule,
+    EdgeProducts,
+    Gather,
+    Message,
+    Scatter,
+    Sum,
+)
 from dgl_mgpu.distributed.extremes import extreme
 from dgl_mgpu.distributed.local_part import Part, add_self_loops, loops, remove_self_loops
 from dgl_mgpu.distributed.partition import Ownership
@@ -53,7 +60,8 @@ class PartitionedRelation:
 
     def gather_src(self, rows: torch.Tensor) -> torch.Tensor:
         """From a row for each own source, one for each edge."""
-        return self.with_halo(rows)[self.part.relation.coo().row.long()]
+        _check_rows(rows, self.part.num_own_src, "source node")
+        return Gather.apply(self.rounds, rows)
 
     def highest(self, scores: torch.Tensor) -> torch.Tensor:
         """For each own source, the highest of its edges' scores, on all ranks; no gradients."""
@@ -246,16 +254,18 @@ class PartitionedIndex(DistributedGraphIndex):
         if len(self.parts) > 1:
             return self._gspmm_over_relations(op, reduce, lhs, rhs)
         relation = self.parts[0]
+        if op == "div":  # as DGL divides
+            op, rhs = "mul", 1.0 / rhs
         if _is_sum_of_rows(op, reduce, lhs, rhs):
             total = self._sum(lhs, rhs)
             return total if reduce == "sum" else self._shares(total)
         if not self.is_reversed:
             in_rounds = relation.part.num_ranks > 1 and relation.part.num_whole_edges
             if reduce in ("max", "min") and op != "copy_rhs" and in_rounds:
-                rhs = None if op == "copy_lhs" else rhs
                 _check_rows(lhs, relation.part.num_own_src, "source node")
-                if rhs is not None:
-                    _check_rows(rhs, relation.part.relation.num_edges, "edge")
+                if op == "copy_lhs":
+                    return extreme(relation.rounds, op, reduce, lhs, None)
+                _check_rows(rhs, relation.part.relation.num_edges, "edge")
                 return extreme(relation.rounds, op, reduce, lhs, rhs)
             if op != "copy_rhs":
                 lhs = relation.with_halo(lhs)
@@ -273,7 +283,11 @@ class PartitionedIndex(DistributedGraphIndex):
                 "ranks",
                 "partition the reversed graph: dgl_mgpu.partition_graph(dgl.reverse(g))",
             )
-        total = relation.without_halo(gspmm(relation.reversed_graph, op, "sum", lhs, rhs))
+        if op == "copy_rhs":
+            _check_rows(rhs, relation.part.relation.num_edges, "edge")
+            total = Scatter.apply(relation.rounds, rhs)
+        else:
+            total = relation.without_halo(gspmm(relation.reversed_graph, op, "sum", lhs, rhs))
         return total if reduce == "sum" else self._shares(total)
 
     def _sum(self, rows: torch.Tensor, weights: Features) -> torch.Tensor:
@@ -328,6 +342,15 @@ class PartitionedIndex(DistributedGraphIndex):
             return self._gsddmm_over_relations(op, lhs, rhs, lhs_target, rhs_target)
         relation = self.parts[0]
         far = "v" if self.is_reversed else "u"
+        if op == "copy_lhs" and lhs_target == far:
+            return relation.gather_src(lhs)
+        if op == "dot" and {lhs_target, rhs_target} == {"u", "v"} and lhs.dim() == rhs.dim() > 1:
+            rows, own_rows = (lhs, rhs) if lhs_target == far else (rhs, lhs)
+            if rows.shape[1:] == own_rows.shape[1:]:
+                _check_rows(rows, relation.part.num_own_src, "source node")
+                _check_rows(own_rows, relation.part.num_own_dst, "destination node")
+                shape = torch.Size((*rows.shape[1:-1], 1))
+                return EdgeProducts.apply(relation.rounds, shape, rows, own_rows)
         if op != "copy_rhs" and lhs_target == far:
             lhs = relation.with_halo(lhs)
         if op != "copy_lhs" and rhs_target == far:

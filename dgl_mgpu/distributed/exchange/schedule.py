@@ -115,6 +115,13 @@ class Tile:
             return weights
         return weights.index_select(0, self.entries)
 
+    def put(self, of_all: torch.Tensor, found: torch.Tensor) -> None:
+        """Copy what was found for the edges to where it is among all of the part's."""
+        if self.entries is None:
+            of_all.copy_(found)
+        else:
+            of_all.index_copy_(0, self.entries.long(), found)
+
 
 class CommSchedule(ABC):
     """One strategy to exchange rows for sums over in-edges.
@@ -191,14 +198,28 @@ class CommSchedule(ABC):
             shared = [dim for dim in range(1, 1 + kept) if weight_shape[dim - 1] == 1]
             if shared:
                 found = found.sum(shared, keepdim=True)
-            found = found.view(len(found), *weight_shape)
-            if tile.entries is None:
-                out.copy_(found)
-            else:
-                out.index_copy_(0, tile.entries.long(), found)
+            tile.put(out, found.view(len(found), *weight_shape))
 
         self.visit(rows, multiply)
         return out
+
+    def gather(self, rows: torch.Tensor) -> torch.Tensor:
+        """For each edge its source's row, given those of own sources."""
+        out = rows.new_empty(self.part.relation.num_edges, *rows.shape[1:])
+
+        def pick(_: int, tile: Tile, arrived: torch.Tensor) -> None:
+            tile.put(out, arrived.index_select(0, tile.relation.csc().indices))
+
+        self.visit(rows, pick)
+        return out
+
+    def scatter(self, edge_rows: torch.Tensor) -> torch.Tensor:
+        """The transpose of `gather`: for each own source, the sum of its edges' rows."""
+
+        def of_round(_: int, tile: Tile, out: torch.Tensor | None) -> torch.Tensor:
+            return _summed(tile.relation.reverse(), None, tile.of(edge_rows), out)
+
+        return self.collect(of_round, edge_rows)
 
     def visit(
         self, rows: torch.Tensor, function: Callable[[int, Tile, torch.Tensor], object]
@@ -299,14 +320,19 @@ def _entries_of(part: Part, rounds: torch.Tensor, number: int) -> torch.Tensor:
 
 
 def _summed(
-    tile: Relation, rows: torch.Tensor, weights: torch.Tensor | None, out: torch.Tensor | None
+    tile: Relation,
+    rows: torch.Tensor | None,
+    weights: torch.Tensor | None,
+    out: torch.Tensor | None,
 ) -> torch.Tensor:
-    """A tile's sums, added to ``out`` where there is one."""
+    """A tile's sums, added to ``out`` where there is one; without rows those of weights alone."""
     indptr, indices, eids = tile.csc()
-    shape = rows.shape[1:]
+    op = "copy_rhs" if rows is None else "copy_lhs" if weights is None else "mul"
+    messages = weights if rows is None else rows
+    assert messages is not None
+    shape = messages.shape[1:]
     if not shape:
-        rows = rows.unsqueeze(1)
-    op = "copy_lhs" if weights is None else "mul"
+        rows, weights = (x if x is None else x.view(-1, 1) for x in (rows, weights))
     if out is None:
         total = spmm(indptr, indices, eids, rows, weights, op, "sum")[0]
         return total if shape else total.squeeze(1)
@@ -376,3 +402,29 @@ class EdgeProducts(torch.autograd.Function):
         if ctx.needs_input_grad[3]:
             of_own_rows = Sum.apply(ctx.rounds, False, gradient, rows)
         return None, None, of_rows, of_own_rows
+
+
+class Gather(torch.autograd.Function):
+    """`CommSchedule.gather`, differentiable any number of times."""
+
+    @staticmethod
+    def forward(ctx: Any, rounds: CommSchedule, rows: torch.Tensor) -> torch.Tensor:
+        ctx.rounds = rounds
+        return rounds.gather(rows)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, torch.Tensor]:  # type: ignore[override]
+        return None, Scatter.apply(ctx.rounds, gradient.contiguous())
+
+
+class Scatter(torch.autograd.Function):
+    """`CommSchedule.scatter`, differentiable any number of times."""
+
+    @staticmethod
+    def forward(ctx: Any, rounds: CommSchedule, edge_rows: torch.Tensor) -> torch.Tensor:
+        ctx.rounds = rounds
+        return rounds.scatter(edge_rows)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, torch.Tensor]:  # type: ignore[override]
+        return None, Gather.apply(ctx.rounds, gradient.contiguous())

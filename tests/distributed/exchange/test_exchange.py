@@ -7,7 +7,7 @@ import torch.distributed as dist
 from dgl_mgpu.distributed.exchange.collectives import Broadcast, Chunks, WholeHalo
 from dgl_mgpu.distributed.exchange.halo import Fetch, Halo
 from dgl_mgpu.distributed.exchange.peer_memory import PeerChunks
-from dgl_mgpu.distributed.exchange.schedule import CommSchedule, Sum
+from dgl_mgpu.distributed.exchange.schedule import CommSchedule, Gather, Sum
 from dgl_mgpu.distributed.exchange.window import Window
 from dgl_mgpu.distributed.local_part import Part, cut
 from dgl_mgpu.distributed.partition import Ownership, assigned, ranges, shuffled
@@ -376,6 +376,31 @@ def _weights_of_reversed_edges() -> None:
 @on_gpus_too
 def test_learned_weights_of_sums_back_to_sources(ranks):
     ranks.run(_weights_of_reversed_edges)
+
+
+def _rows_of_edges(shape: tuple[int, ...]) -> None:
+    whole = _Whole("skewed", "shuffled")
+    all_x = whole.rows(whole.of_src.num_nodes, *shape).requires_grad_()
+    of_edges = all_x[whole.src]
+    (expected,) = torch.autograd.grad((of_edges**3).sum(), all_x, create_graph=True)
+    (expected_second,) = torch.autograd.grad((expected * all_x.detach()).sum(), all_x)
+    for name, rounds in _every_way(whole):
+        x = whole.own_src(all_x.detach()).requires_grad_()
+        found = Gather.apply(rounds, x)
+        assert torch.equal(found, whole.own_edges(of_edges.detach())), name
+        (first,) = torch.autograd.grad((found**3).sum(), x, create_graph=True)
+        assert torch.equal(first, whole.own_src(expected.detach())), name
+        (second,) = torch.autograd.grad((first * x.detach()).sum(), x)
+        assert torch.equal(second, whole.own_src(expected_second)), name
+        for dtype in _DTYPES:
+            ids = all_x.detach().to(dtype)
+            assert torch.equal(rounds.gather(whole.own_src(ids)), whole.own_edges(ids[whole.src]))
+
+
+@on_gpus_too
+@pytest.mark.parametrize("shape", [(), (3,), (2, 0)])
+def test_edges_get_their_sources_rows(ranks, shape):
+    ranks.run(_rows_of_edges, shape)
 
 
 def _input_changes() -> None:
