@@ -201,11 +201,8 @@ _TABLE: dict[tuple[VersionRange, ...], dict[str, str]] = {
         """:
             "composes attention of operators that each write something for every edge and head, or "
             "for every edge and column; and views residuals of no rows as so many heads",
-        """
-            dgl.nn.pytorch.conv.edgeconv: EdgeConv.forward
-            dgl.nn.pytorch.conv.gatedgcnconv: GatedGCNConv.forward
-        """:
-            "normalises by a process's own rows: a rank has some of a partitioned graph's",
+        "dgl.nn.pytorch.conv.pnaconv: PNAConvTower.forward":
+            "makes as many rows as it divides by nodes: a rank of a partitioned graph has fewer",
         "dgl._sparse_ops: _gspmm":
             "message passing on graphs on a GPU: without the detour through C functions and "
             "arrays",

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 from collections.abc import Callable
 
 import dgl
 import pytest
 import torch
-import torch.distributed as dist
 from dgl import nn
 
-import dgl_mgpu
 from dgl_mgpu.errors import InvalidInputError
-from tests.distributed.both import Both, random_rows, same, uneven
+from tests.distributed.both import Both, random_rows, uneven
 from tests.distributed.graphs import homogeneous
 from tests.ranks import on_gpus_too
 
@@ -131,11 +128,22 @@ _MODULES: dict[str, tuple[Callable[[], torch.nn.Module], Callable[..., torch.Ten
     ),
     "EGNNConv": (lambda: nn.EGNNConv(5, 4, 4, 5), lambda m, g, r: m(
         g, r["x"], r["x"][:, :3] * 2, r["z"])[0]),
+    "PNAConv": (
+        lambda: nn.PNAConv(
+            6, 4, ["mean", "max", "min", "std", "moment3"], ["identity", "amplification",
+            "attenuation"], 1.7, num_towers=2, edge_feat_size=5,
+        ),
+        lambda m, g, r: m(g, torch.cat([r["x"], r["x"][:, :1]], 1), r["z"]),
+    ),
+    "DGNConv": (
+        lambda: nn.DGNConv(5, 5, ["dir1-av", "dir2-dx", "sum"], ["amplification"], 1.7),
+        lambda m, g, r: m(g, r["x"], eig_vec=r["x"].detach()[:, 1:4]),
+    ),
 }  # fmt: skip
 
 
 #: Modules that normalise by a mean and a variance of all rows, which they learn while training.
-_TRAINING = ("EdgeConv, batch norm", "GatedGCNConv")
+_TRAINING = ("EdgeConv, batch norm", "GatedGCNConv", "PNAConv", "DGNConv")
 
 
 def _node_types(graph) -> torch.Tensor:
@@ -203,41 +211,3 @@ def _type_of_few_edges() -> None:
 
 def test_an_edge_type_that_few_ranks_have(ranks):
     ranks.run(_type_of_few_edges)
-
-
-def _batch_norm(last_is_idle: bool) -> None:
-    both = Both(*uneven("no edges")) if last_is_idle else Both(homogeneous())
-    size = both.g.num_edges()
-    torch.manual_seed(4)
-    whole = nn.GatedGCNConv(5, 5, 4).double()
-    both.compare(
-        lambda graph, rows: whole(graph, rows["x"], rows["z"])[1],
-        {"x": random_rows(both.g.num_nodes(), 5)},
-        {"z": random_rows(size, 5)},
-        model=whole,
-        of_edges=True,
-    )
-    whole = whole.cpu()
-    part = copy.deepcopy(whole).to(both.pg.device)
-    x, z = random_rows(both.g.num_nodes(), 5, seed=5), random_rows(size, 5, seed=6)
-    whole(both.g, x, z)
-    part(both.pg, both.own_nodes(x), both.own_edges(z))
-    for name, buffer in whole.named_buffers():
-        same(dict(part.named_buffers())[name], buffer, name)
-
-
-@pytest.mark.parametrize("last_is_idle", [False, True])
-def test_batch_norm_learns_from_all_rows(ranks, last_is_idle):
-    ranks.run(_batch_norm, last_is_idle)
-
-
-def _too_few_rows() -> None:
-    g = dgl.graph(([0], [1]), num_nodes=dist.get_world_size())
-    pg = dgl_mgpu.partition_graph(g)
-    model = nn.EdgeConv(5, 4, batch_norm=True, allow_zero_in_degree=True).to(pg.device)
-    with pytest.raises(ValueError, match="more than 1 value"):
-        model(pg, torch.randn(pg.num_nodes(), 5, device=pg.device))
-
-
-def test_batch_norm_of_one_row_raises_on_every_rank(ranks):
-    ranks.run(_too_few_rows)
