@@ -186,6 +186,11 @@ _TABLE: dict[tuple[VersionRange, ...], dict[str, str]] = {
             "a rank of a partitioned graph would read out its own nodes and edges alone",
         "dgl.heterograph: DGLGraph.batch_size DGLGraph.batch_num_nodes DGLGraph.batch_num_edges":
             "counts of a rank's own nodes and edges are not those of the partitioned graph",
+        """
+            dgl.nn.pytorch.glob: SetTransformerEncoder.forward=encode
+            SetTransformerDecoder.forward=decode
+        """:
+            "attends to a process's own nodes: a rank has some of a partitioned graph's",
         "dgl.nn.pytorch.conv.gatedgraphconv: GatedGraphConv.forward":
             "looks for edges of each type: where a rank of a partitioned graph has none, others "
             "wait",

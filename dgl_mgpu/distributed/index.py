@@ -212,6 +212,9 @@ class PartitionedIndex(DistributedGraphIndex):
 
     # -- loops ------------------------------------------------------------------------------------
 
+    def node_ids(self, ntype: int) -> torch.Tensor:
+        return self.owned[ntype].nodes(self.parts[0].part.rank, self.device).to(self.idtype)
+
     def edge_ids(self, etype: int) -> torch.Tensor:
         return self.parts[etype].part.edges.to(self.idtype)
 
@@ -411,6 +414,14 @@ class PartitionedIndex(DistributedGraphIndex):
             group,
             torch.stack([rows if r == part.rank else zeros for r in range(part.num_ranks)]),
         )
+
+    def rows_of_all(self, rows: torch.Tensor) -> torch.Tensor:
+        owned = self.owned[0]
+        _check_rows(rows, owned.count(self.parts[0].part.rank), "node")
+        counts = [owned.count(rank) for rank in range(owned.num_ranks)]
+        padding = rows.new_zeros(max(counts) - len(rows), *rows.shape[1:])
+        by_rank = self.all_gather(torch.cat([rows, padding]))
+        return torch.cat([own[:count] for own, count in zip(by_rank, counts, strict=True)])
 
 
 class Total(torch.autograd.Function):
