@@ -251,6 +251,8 @@ _TABLE: dict[tuple[VersionRange, ...], dict[str, str]] = {
         "dgl.utils.internal: alias_func":
             "DGLGraph's methods that are functions too would call those as they were before they "
             "were replaced",
+        "dgl.transforms.module: DropEdge.__call__=drop_edges":
+            "numbers the edges that are to go: each rank has some of a partitioned graph's",
         "dgl.transforms.functional: line_graph to_simple":
             "refuses a graph on a GPU, or copies it to the CPU",
         "dgl.transforms.functional: remove_self_loop add_self_loop add_edges":

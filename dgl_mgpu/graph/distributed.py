@@ -67,6 +67,16 @@ class DistributedGraphIndex(TensorIndex):
         """
 
     @abstractmethod
+    def drop_edges(
+        self, etype: int, probability: float, seed: int
+    ) -> tuple[DistributedGraphIndex, torch.Tensor]:
+        """The graph without some of a relation's edges, and what each of those left was.
+
+        Whether one is dropped depends on the seed and on its id in the whole graph; those that are
+        left keep theirs.
+        """
+
+    @abstractmethod
     def gather_src(self, rows: torch.Tensor) -> torch.Tensor:
         """From a row for each node of the only relation's source type, one for each edge."""
 
@@ -262,6 +272,18 @@ def add_self_loops(graph: DGLGraph, data: Mapping[str, torch.Tensor], etype: Any
     else:
         frame.add_rows(len(order) - frame.num_rows)
     return _with_edges(graph, index, number, frame.subframe(order))
+
+
+def drop_edges(graph: DGLGraph, probability: float) -> DGLGraph:
+    """The graph without edges of each relation that were chosen with a probability."""
+    graph = graph.local_var()
+    for number in range(len(graph.canonical_etypes)) if probability else ():
+        # Torch's seed, as in DGL; ranks need not draw the same, each edge is on one.
+        seed = int(torch.randint(1 << 62, (), device="cpu"))
+        index, remaining = graph._graph.drop_edges(number, probability, seed)
+        edges = graph._edge_frames[number].subframe(remaining)
+        graph = _with_edges(graph, index, number, edges)
+    return graph
 
 
 def _with_edges(

@@ -240,13 +240,9 @@ _REFUSED: dict[str, Callable[[PartitionedGraph], Any]] = {
     "the ends of edges": lambda pg: pg.apply_edges(lambda edges: {"y": edges.edges()[0]}),
     "numbers of nodes in a batch": lambda pg: pg.batch_num_nodes(),
     "numbers of edges in a batch": lambda pg: pg.batch_num_edges(),
-    "topk_nodes": lambda pg: dgl.topk_nodes(pg, "x", 2),
-    "topk_edges": lambda pg: dgl.topk_edges(pg, "w", 2, sortby=0),
     "another readout": lambda pg: dgl.readout_nodes(pg, "x", op="median"),
     "a readout of ids": lambda pg: dgl.max_nodes(pg, dgl.NID),
-    "PNAConv": lambda pg: dgl.nn.PNAConv(5, 5, ["sum"], ["identity"], 1.0).to(pg.device)(
-        pg, pg.ndata["x"]
-    ),
+    "DropNode": lambda pg: dgl.transforms.DropNode()(pg),
     "a built-in function of some edges": lambda pg: pg.apply_edges(
         fn.u_add_v("x", "x", "y"), _ids(pg)
     ),
