@@ -251,6 +251,14 @@ _TABLE: dict[tuple[VersionRange, ...], dict[str, str]] = {
         "dgl.utils.internal: alias_func":
             "DGLGraph's methods that are functions too would call those as they were before they "
             "were replaced",
+        """
+            dgl.nn.pytorch.explain.gnnexplainer: GNNExplainer.explain_graph
+            GNNExplainer.explain_node HeteroGNNExplainer.explain_graph=explain_hetero_graph
+            HeteroGNNExplainer.explain_node=explain_node_of_type
+        """:
+            "learns other masks on each rank of a partitioned graph",
+        "dgl.subgraph: khop_in_subgraph":
+            "looks for edges to nodes: a rank has those to its own",
         "dgl.transforms.module: DropEdge.__call__=drop_edges":
             "numbers the edges that are to go: each rank has some of a partitioned graph's",
         "dgl.transforms.functional: line_graph to_simple":
