@@ -379,12 +379,6 @@ class Config:
                 f"{several}, and the model knows one of each",
                 f"choose model={' or model='.join(HETERO_MODELS)}",
             )
-        if self.mode == "fullgraph" and model == "rgat":
-            raise ConfigError(
-                f"mode=fullgraph model.name={model}",
-                "the model needs the edges of all relations in one list, which no rank has",
-                "choose model=rgcn, or mode=minibatch",
-            )
 
     def _check_task(self) -> None:
         """Check that what is to be learned can be, on this graph and by this model."""

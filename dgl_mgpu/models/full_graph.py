@@ -91,4 +91,4 @@ def build_whole_relational_model(
             embeddings[ntype] = nn.Embedding(num_nodes[ntype], width)
             nn.init.xavier_uniform_(embeddings[ntype].weight)
     inputs = replace(inputs, embeddings=embeddings)
-    return build_relational_model(config, width, num_classes, num_layers, inputs)
+    return build_relational_model(config, width, num_classes, num_layers, inputs, whole=True)

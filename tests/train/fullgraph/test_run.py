@@ -95,18 +95,18 @@ def test_every_model_learns(tmp_path, data, without_pictures, model):
 
 
 RELATIONS = [
-    "mode=fullgraph", "data=generated-relations", "data.options.num_items=300", "model=rgcn",
+    "mode=fullgraph", "data=generated-relations", "data.options.num_items=300",
     "model.hidden=16", "model.dropout=0", "trainer.lr=0.02", "trainer.epochs=4",
 ]  # fmt: skip
 
 
-def relational_losses(root: Path) -> list[float]:
+def relational_losses(root: Path, name: str) -> list[float]:
     """Of the same run, by DGL alone."""
     content = load_hetero("generated-relations", root, num_items=300)
     g = content.to_dgl()
     inputs = HeteroInputs(g.ntypes, g.canonical_etypes, content.target, content.widths)
     width = common_width(g.ntypes, content.widths, 16)
-    config = ModelConfig("rgcn", 16, dropout=0.0)
+    config = ModelConfig(name, 16, dropout=0.0, heads=4)
     torch.manual_seed(0)
     model = build_whole_relational_model(
         config, width, content.num_classes, 2, inputs, content.num_nodes
@@ -128,17 +128,22 @@ def relational_losses(root: Path) -> list[float]:
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
 @pytest.mark.parametrize("features", ["auto", "host"])
-def test_rgcn_trains_on_data_of_several_types(tmp_path, without_pictures, num_ranks, features):
-    options = [*RELATIONS, f"data.root={tmp_path}", f"trainer.ranks={num_ranks}"]
-    options += [f"fullgraph.features={features}", f"hydra.run.dir={tmp_path / 'run'}"]
-    assert main(["train", *options]) == 0
-    assert losses_of(tmp_path / "run") == pytest.approx(relational_losses(tmp_path), rel=1e-4)
+@pytest.mark.parametrize("model", ["rgcn", "rgat"])
+def test_models_of_relations_train_alike(tmp_path, without_pictures, model, num_ranks, features):
+    options = [*RELATIONS, f"model={model}", "model.dropout=0", "model.self_loops=false"]
+    options += [f"data.root={tmp_path}", f"trainer.ranks={num_ranks}"]
+    options += [f"fullgraph.features={features}"]
+    assert main(["train", *options, f"hydra.run.dir={tmp_path / 'run'}"]) == 0
+    expected = relational_losses(tmp_path, model)
+    assert losses_of(tmp_path / "run") == pytest.approx(expected, rel=1e-4)
+    assert expected[-1] < expected[0]
 
 
 def test_learned_rows_go_on_with_other_ranks(tmp_path, without_pictures):
     def run(name: str, *options: str) -> list[float]:
         options = (
             *RELATIONS,
+            "model=rgcn",
             f"data.root={tmp_path}",
             f"hydra.run.dir={tmp_path / name}",
             *options,
