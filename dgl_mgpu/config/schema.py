@@ -161,8 +161,8 @@ class TrainerConfig:
     ``keep_checkpoints`` of these stay, and the first that has the best model. With
     ``count_accesses``, ``accesses.npz`` in the run's folder says how often each node was read in
     training; ``store.hotness`` of a later run can name it. With ``shard_optimizer`` each rank holds
-    the optimizer's state of its share of the parameters. With ``precision`` bfloat16, mini-batches
-    are computed under autocast; with ``cuda_graphs`` true, on GPUs each by a captured CUDA graph
+    the optimizer's state of its share of the parameters. With ``precision`` bfloat16, models are
+    computed under autocast; with ``cuda_graphs`` true, on GPUs each by a captured CUDA graph
     (:class:`dgl_mgpu.CapturedStep`), ``auto`` for that where it can be. ``profile`` steps of the
     first rank are traced once it has warmed up (:class:`dgl_mgpu.report.profile.Profile`).
     A loss that is NaN or infinite is warned of, or with ``terminate_on_nan`` ends the run; such an
@@ -322,12 +322,6 @@ class Config:
                 "every node is read once a layer, so the counts say nothing of where to place it",
                 "leave it out, or choose mode=minibatch",
             )
-        if self.mode == "fullgraph" and self.trainer.precision != "float32":
-            raise ConfigError(
-                f"trainer.precision={self.trainer.precision} mode=fullgraph",
-                "autocast computes only mini-batches in this type",
-                "leave it out, or choose model=gcn fullgraph.activations=bfloat16",
-            )
         if self.mode == "fullgraph" and self.store.feature_dtypes:
             raise ConfigError(
                 f"store.feature_dtypes={self.store.feature_dtypes} mode=fullgraph",
@@ -363,13 +357,6 @@ class Config:
                     f"data.name={data} sampler.fanouts={self.sampler.fanouts}",
                     "the fanouts are by edge type, and this graph has only one",
                     "give each layer a number",
-                )
-            if self.model.inputs == "learned" and self.mode == "fullgraph":
-                raise ConfigError(
-                    "model.inputs=learned mode=fullgraph",
-                    "learned rows are kept in a store, which full-graph training on a graph of one"
-                    " type does not have",
-                    "leave one of them out",
                 )
             return
         several = "the graph has several types of nodes or edges"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Generator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -69,15 +69,9 @@ class _Content:
         if isinstance(dataset, HeteroDataset):
             nodes = dict(dataset.num_nodes)
             return cls(dataset.num_classes, nodes, dataset.widths, dataset.target)
-        if "feat" not in dataset.node_features:
-            raise InvalidInputError(
-                f"train on all of {dataset.name!r} at once",
-                "it has no node feature 'feat'",
-                "use mode=minibatch with model.inputs=learned, or for ogbn-proteins "
-                "data.options.mean_edge_features=true",
-            )
-        width = dataset.node_features["feat"].shape[1]
-        return cls(dataset.num_classes, {NTYPE: dataset.num_nodes}, {NTYPE: width}, None)
+        features = dataset.node_features.get("feat")
+        widths = {} if features is None else {NTYPE: features.shape[1]}
+        return cls(dataset.num_classes, {NTYPE: dataset.num_nodes}, widths, None)
 
 
 def make_trainer(config: Config, device: torch.device | None = None) -> FullGraphTrainer:
@@ -117,6 +111,7 @@ def make_trainer(config: Config, device: torch.device | None = None) -> FullGrap
         {name: data.pop(mask) for name, mask in zip(SPLITS, _MASKS, strict=True)},
         target=content.target,
         eval_every=config.trainer.eval_every,
+        precision=getattr(torch, config.trainer.precision),
     )
 
 
@@ -142,9 +137,13 @@ def _make_model(
     config: Config, graph: dgl.DGLGraph, content: _Content
 ) -> tuple[nn.Module, torch.optim.Optimizer]:
     build: Callable[[ModelConfig, int, int, int], nn.Module]
+    options = config.fullgraph
+    if config.trainer.precision != "float32":  # of a GCN, which computes without autocast
+        options = replace(options, activations=config.trainer.precision)
     if content.target is None:
-        (width,) = content.widths.values()
-        build = partial(build_model, options=config.fullgraph)
+        learned = 0 if content.widths else content.num_nodes[NTYPE]
+        width = content.widths.get(NTYPE, config.model.hidden)
+        build = partial(build_model, options=options, num_learned=learned)
     else:
         inputs = HeteroInputs(graph.ntypes, graph.canonical_etypes, content.target, content.widths)
         width = common_width(graph.ntypes, content.widths, config.model.hidden)
@@ -157,7 +156,7 @@ def _inputs(
 ) -> dict[str, Any]:
     """Inputs of the model, of this rank's nodes."""
     if content.target is None:
-        return {"feat": rows[NTYPE]}
+        return {"feat": rows[NTYPE]} if content.widths else {dgl.NID: graph.ndata[dgl.NID]}
     nodes = {ntype: graph.nodes[ntype].data[dgl.NID] for ntype in graph.ntypes}
     return {"feat": rows, dgl.NID: nodes}
 
@@ -175,7 +174,8 @@ class FullGraphTrainer(Trainer):
     gets tensors unless it says of itself that it ``takes_host_rows``.  ``labels`` are int64, shape
     (num_nodes of this rank,), or, where a node may have several, int8 of shape (num_nodes of this
     rank, num_classes), as :class:`~dgl_mgpu.data.Dataset` has them.  ``masks``, bool and of shape
-    (num_nodes of this rank,), say which nodes are ``"train"``, ``"valid"`` and ``"test"``.
+    (num_nodes of this rank,), say which nodes are ``"train"``, ``"valid"`` and ``"test"``. With
+    another ``precision`` than float32 the model runs under autocast.
 
     Raises InvalidInputError if a part of the split is empty on all ranks together; and DGLError if
     a node has no in-edge and a convolution forbids that, on all ranks: one that raised in its first
@@ -193,10 +193,12 @@ class FullGraphTrainer(Trainer):
         *,
         target: str | None = None,
         eval_every: int = 1,
+        precision: torch.dtype = torch.float32,
     ) -> None:
         criterion = MultiLabel(labels.shape[1]) if labels.dim() == 2 else SingleLabel()
         super().__init__(model, optimizer, graph.device, eval_every, criterion)
         self._graph = graph
+        self._precision = precision
         self._target = target
         self._inputs = inputs
         self._labels = labels
@@ -264,10 +266,14 @@ class FullGraphTrainer(Trainer):
 
     def _logits(self) -> torch.Tensor:
         """Outputs of the model for this rank's nodes."""
-        if getattr(self.model, "takes_host_rows", False):
-            return self.model(self._graph, self._inputs)
-        with offloaded_rows(self._inputs) as inputs:
-            return self.model(self._graph, inputs)
+        with contextlib.ExitStack() as stack:
+            inputs = self._inputs
+            if not getattr(self.model, "takes_host_rows", False):
+                inputs = stack.enter_context(offloaded_rows(inputs))
+            if self._precision != torch.float32:
+                stack.enter_context(torch.autocast(self._device.type, self._precision))
+            rows = self.model(self._graph, inputs)
+        return rows.float() if rows.dtype.itemsize < 4 else rows
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:
