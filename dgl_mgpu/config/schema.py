@@ -195,10 +195,9 @@ class TrainerConfig:
 class Config:
     """A whole run, on mini-batches or, with ``mode='fullgraph'``, on the whole graph at once.
 
-    ``task`` is what is learned: the classes of nodes, or, on mini-batches, which pairs of nodes
-    are edges.  On the whole graph a layer takes all neighbours, and an epoch is one step.  Of the
-    sampler, the number of ``fanouts`` counts, which is that of the layers; the store and the batch
-    size do not.
+    ``task`` is what is learned: the classes of nodes, or which pairs of nodes are edges.  On the
+    whole graph a layer takes all neighbours, and an epoch is one step.  Of the sampler, the number
+    of ``fanouts`` counts, which is that of the layers; the store and the batch size do not.
     """
 
     mode: str = "minibatch"
@@ -378,12 +377,6 @@ class Config:
                 f"links.valid={links.valid} links.test={links.test}",
                 "one of the shares of edges is 0, or they leave none to train on",
                 "use shares above 0 that add up to less than 1",
-            ),
-            (
-                self.mode == "fullgraph",
-                "mode=fullgraph",
-                "full-graph training only classifies nodes",
-                "choose mode=minibatch",
             ),
             (
                 self.trainer.cuda_graphs is True,

@@ -21,9 +21,9 @@ from dgl_mgpu.distributed.host_features import HostRows
 from dgl_mgpu.models.full_graph import build_model, build_whole_relational_model
 from dgl_mgpu.models.heterogeneous import HeteroInputs, common_width
 from dgl_mgpu.report import EpochReport, read_metrics
-from dgl_mgpu.train import fullgraph
 from dgl_mgpu.train.checkpoint.checkpoint import Checkpoint
-from dgl_mgpu.train.fullgraph import FullGraphTrainer
+from dgl_mgpu.train.fullgraph import run as fullgraph
+from dgl_mgpu.train.fullgraph.trainer import FullGraphTrainer
 from tests.distributed.graphs import homogeneous
 from tests.train.epochs import train_epoch
 
