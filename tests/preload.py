@@ -7,7 +7,7 @@ import torch._dynamo
 import torch.utils.tensorboard  # noqa: F401
 from numba.core.registry import cpu_target
 
-import dgl_mgpu.train.fullgraph
+import dgl_mgpu.train.fullgraph.run
 import dgl_mgpu.train.minibatch.run  # noqa: F401
 
 # Else the first kernel of every process does so.

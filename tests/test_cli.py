@@ -62,7 +62,6 @@ from tests.docs.pages import ROOT
         (["train", "mode=fullgraph", "model=gcn", "fullgraph.activations=int8"], "bfloat16"),
         (["train", "mode=fullgraph", "model=pinsage"], "random walks"),
         (["train", "mode=fullgraph", "trainer.count_accesses=true"], "mode=minibatch"),
-        (["train", "mode=fullgraph", "trainer.precision=bfloat16"], "fullgraph.activations"),
         (["train", "mode=fullgraph", "store.feature_dtypes.feat=float16"], "without a store"),
         (["train", "store.device=cuda", "sampler.num_workers=2"], "use sampler.num_workers=0"),
         (["train", "trainer.precision=float8"], "bfloat16"),

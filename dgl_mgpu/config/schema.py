@@ -161,8 +161,8 @@ class TrainerConfig:
     ``keep_checkpoints`` of these stay, and the first that has the best model. With
     ``count_accesses``, ``accesses.npz`` in the run's folder says how often each node was read in
     training; ``store.hotness`` of a later run can name it. With ``shard_optimizer`` each rank holds
-    the optimizer's state of its share of the parameters. With ``precision`` bfloat16, mini-batches
-    are computed under autocast; with ``cuda_graphs`` true, on GPUs each by a captured CUDA graph
+    the optimizer's state of its share of the parameters. With ``precision`` bfloat16, models are
+    computed under autocast; with ``cuda_graphs`` true, on GPUs each by a captured CUDA graph
     (:class:`dgl_mgpu.CapturedStep`), ``auto`` for that where it can be. ``profile`` steps of the
     first rank are traced once it has warmed up (:class:`dgl_mgpu.report.profile.Profile`).
     A loss that is NaN or infinite is warned of, or with ``terminate_on_nan`` ends the run; such an
@@ -195,10 +195,9 @@ class TrainerConfig:
 class Config:
     """A whole run, on mini-batches or, with ``mode='fullgraph'``, on the whole graph at once.
 
-    ``task`` is what is learned: the classes of nodes, or, on mini-batches, which pairs of nodes
-    are edges.  On the whole graph a layer takes all neighbours, and an epoch is one step.  Of the
-    sampler, the number of ``fanouts`` counts, which is that of the layers; the store and the batch
-    size do not.
+    ``task`` is what is learned: the classes of nodes, or which pairs of nodes are edges.  On the
+    whole graph a layer takes all neighbours, and an epoch is one step.  Of the sampler, the number
+    of ``fanouts`` counts, which is that of the layers; the store and the batch size do not.
     """
 
     mode: str = "minibatch"
@@ -322,12 +321,6 @@ class Config:
                 "every node is read once a layer, so the counts say nothing of where to place it",
                 "leave it out, or choose mode=minibatch",
             )
-        if self.mode == "fullgraph" and self.trainer.precision != "float32":
-            raise ConfigError(
-                f"trainer.precision={self.trainer.precision} mode=fullgraph",
-                "autocast computes only mini-batches in this type",
-                "leave it out, or choose model=gcn fullgraph.activations=bfloat16",
-            )
         if self.mode == "fullgraph" and self.store.feature_dtypes:
             raise ConfigError(
                 f"store.feature_dtypes={self.store.feature_dtypes} mode=fullgraph",
@@ -364,13 +357,6 @@ class Config:
                     "the fanouts are by edge type, and this graph has only one",
                     "give each layer a number",
                 )
-            if self.model.inputs == "learned" and self.mode == "fullgraph":
-                raise ConfigError(
-                    "model.inputs=learned mode=fullgraph",
-                    "learned rows are kept in a store, which full-graph training on a graph of one"
-                    " type does not have",
-                    "leave one of them out",
-                )
             return
         several = "the graph has several types of nodes or edges"
         if model not in HETERO_MODELS:
@@ -378,12 +364,6 @@ class Config:
                 action,
                 f"{several}, and the model knows one of each",
                 f"choose model={' or model='.join(HETERO_MODELS)}",
-            )
-        if self.mode == "fullgraph" and model == "rgat":
-            raise ConfigError(
-                f"mode=fullgraph model.name={model}",
-                "the model needs the edges of all relations in one list, which no rank has",
-                "choose model=rgcn, or mode=minibatch",
             )
 
     def _check_task(self) -> None:
@@ -397,12 +377,6 @@ class Config:
                 f"links.valid={links.valid} links.test={links.test}",
                 "one of the shares of edges is 0, or they leave none to train on",
                 "use shares above 0 that add up to less than 1",
-            ),
-            (
-                self.mode == "fullgraph",
-                "mode=fullgraph",
-                "full-graph training only classifies nodes",
-                "choose mode=minibatch",
             ),
             (
                 self.trainer.cuda_graphs is True,

@@ -186,6 +186,11 @@ _TABLE: dict[tuple[VersionRange, ...], dict[str, str]] = {
             "a rank of a partitioned graph would read out its own nodes and edges alone",
         "dgl.heterograph: DGLGraph.batch_size DGLGraph.batch_num_nodes DGLGraph.batch_num_edges":
             "counts of a rank's own nodes and edges are not those of the partitioned graph",
+        """
+            dgl.nn.pytorch.glob: SetTransformerEncoder.forward=encode
+            SetTransformerDecoder.forward=decode
+        """:
+            "attends to a process's own nodes: a rank has some of a partitioned graph's",
         "dgl.nn.pytorch.conv.gatedgraphconv: GatedGraphConv.forward":
             "looks for edges of each type: where a rank of a partitioned graph has none, others "
             "wait",
@@ -201,11 +206,8 @@ _TABLE: dict[tuple[VersionRange, ...], dict[str, str]] = {
         """:
             "composes attention of operators that each write something for every edge and head, or "
             "for every edge and column; and views residuals of no rows as so many heads",
-        """
-            dgl.nn.pytorch.conv.edgeconv: EdgeConv.forward
-            dgl.nn.pytorch.conv.gatedgcnconv: GatedGCNConv.forward
-        """:
-            "normalises by a process's own rows: a rank has some of a partitioned graph's",
+        "dgl.nn.pytorch.conv.pnaconv: PNAConvTower.forward":
+            "makes as many rows as it divides by nodes: a rank of a partitioned graph has fewer",
         "dgl._sparse_ops: _gspmm":
             "message passing on graphs on a GPU: without the detour through C functions and "
             "arrays",
@@ -249,6 +251,16 @@ _TABLE: dict[tuple[VersionRange, ...], dict[str, str]] = {
         "dgl.utils.internal: alias_func":
             "DGLGraph's methods that are functions too would call those as they were before they "
             "were replaced",
+        """
+            dgl.nn.pytorch.explain.gnnexplainer: GNNExplainer.explain_graph
+            GNNExplainer.explain_node HeteroGNNExplainer.explain_graph=explain_hetero_graph
+            HeteroGNNExplainer.explain_node=explain_node_of_type
+        """:
+            "learns other masks on each rank of a partitioned graph",
+        "dgl.subgraph: khop_in_subgraph":
+            "looks for edges to nodes: a rank has those to its own",
+        "dgl.transforms.module: DropEdge.__call__=drop_edges":
+            "numbers the edges that are to go: each rank has some of a partitioned graph's",
         "dgl.transforms.functional: line_graph to_simple":
             "refuses a graph on a GPU, or copies it to the CPU",
         "dgl.transforms.functional: remove_self_loop add_self_loop add_edges":

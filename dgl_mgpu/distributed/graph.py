@@ -16,6 +16,7 @@ from dgl import DGLGraph
 
 from dgl_mgpu.comm.communicator import Communicator
 from dgl_mgpu.config.schema import PARTITIONS
+from dgl_mgpu.distributed.batch_norm import normalise_over_ranks, rows_of_all_ranks
 from dgl_mgpu.distributed.exchange.halo import Halo
 from dgl_mgpu.distributed.exchange.schedule import CommSchedule, sendable
 from dgl_mgpu.distributed.exchange.strategies import AUTO, ExchangeStrategies, ExchangeStrategy
@@ -82,6 +83,14 @@ class PartitionedGraph(DGLGraph):
         edges = map(self.num_edges, self.canonical_etypes)
         with super().local_scope(), allow_empty_views([*nodes, *edges]):
             yield
+
+    def sync_batch_norm(self) -> contextlib.AbstractContextManager:
+        """A context in which torch's batch normalisation is over all ranks' rows; collective.
+
+        Modules that are called with the graph work in one.  Others are to be called in one if they
+        normalise rows of the graph: without it they raise an UnsupportedByPartitionError.
+        """
+        return rows_of_all_ranks(self._graph)
 
     def gather(self, rows: torch.Tensor, ntype: str | None = None) -> torch.Tensor:
         """All nodes' rows on every rank, by node id in the whole graph; collective.
@@ -365,7 +374,10 @@ def _partition_relation(
     else:
         rounds = strategies[strategies.named(exchange)]
     again = partial(_partition_relation, group=group, window=window, exchange=exchange)
-    return PartitionedRelation(Halo(part, group, window), rounds, again)
+    relation = PartitionedRelation(Halo(part, group, window), rounds, again)
+    if group is not None:
+        normalise_over_ranks(relation)
+    return relation
 
 
 def _device(g: DGLGraph | None, requested: torch.device | str | None) -> torch.device:

@@ -25,8 +25,14 @@ from dgl_mgpu.distributed.exchange.schedule import (
     Sum,
 )
 from dgl_mgpu.distributed.extremes import extreme
-from dgl_mgpu.distributed.local_part import Part, add_self_loops, loops, remove_self_loops
-from dgl_mgpu.distributed.partition import Ownership
+from dgl_mgpu.distributed.local_part import (
+    Part,
+    add_self_loops,
+    loops,
+    remove_edges,
+    remove_self_loops,
+)
+from dgl_mgpu.distributed.partition import Ownership, are_chosen
 from dgl_mgpu.errors import UnsupportedByPartitionError
 from dgl_mgpu.graph.distributed import DistributedGraphIndex, Features
 from dgl_mgpu.graph.index import GraphSchema, TensorIndex, single_schema
@@ -223,6 +229,9 @@ class PartitionedIndex(DistributedGraphIndex):
 
     # -- loops ------------------------------------------------------------------------------------
 
+    def node_ids(self, ntype: int) -> torch.Tensor:
+        return self.owned[ntype].nodes(self.parts[0].part.rank, self.device).to(self.idtype)
+
     def edge_ids(self, etype: int) -> torch.Tensor:
         return self.parts[etype].part.edges.to(self.idtype)
 
@@ -237,16 +246,30 @@ class PartitionedIndex(DistributedGraphIndex):
     def add_self_loops(self, etype: int) -> tuple[PartitionedIndex, torch.Tensor]:
         return self._change_relation("add_self_loops", etype, add_self_loops)
 
+    def drop_edges(
+        self, etype: int, probability: float, seed: int
+    ) -> tuple[PartitionedIndex, torch.Tensor]:
+        relation = self.parts[etype]
+
+        def count(numbers: torch.Tensor) -> torch.Tensor:
+            return relation.without_halo(numbers.double().unsqueeze(1)).squeeze(1)
+
+        gone = are_chosen(relation.part.edges, probability, seed)
+        return self._with_part(etype, *remove_edges(relation.part, gone, count))
+
     def _change_relation(
         self, name: str, etype: int, change: Callable[[Part], tuple[Part, torch.Tensor]]
     ) -> tuple[PartitionedIndex, torch.Tensor]:
         if (name, etype) not in self._changed:
-            part, edges = change(self.parts[etype].part)
-            parts = list(self.parts)
-            parts[etype] = parts[etype].of(part)
-            index = PartitionedIndex(self.schema, self.owned, parts, self.is_reversed)
-            self._changed[name, etype] = index, edges
+            self._changed[name, etype] = self._with_part(etype, *change(self.parts[etype].part))
         return self._changed[name, etype]
+
+    def _with_part(
+        self, etype: int, part: Part, edges: torch.Tensor
+    ) -> tuple[PartitionedIndex, torch.Tensor]:
+        parts = list(self.parts)
+        parts[etype] = parts[etype].of(part)
+        return PartitionedIndex(self.schema, self.owned, parts, self.is_reversed), edges
 
     # -- message passing --------------------------------------------------------------------------
 
@@ -462,6 +485,14 @@ class PartitionedIndex(DistributedGraphIndex):
             group,
             torch.stack([rows if r == part.rank else zeros for r in range(part.num_ranks)]),
         )
+
+    def rows_of_all(self, rows: torch.Tensor) -> torch.Tensor:
+        owned = self.owned[0]
+        _check_rows(rows, owned.count(self.parts[0].part.rank), "node")
+        counts = [owned.count(rank) for rank in range(owned.num_ranks)]
+        padding = rows.new_zeros(max(counts) - len(rows), *rows.shape[1:])
+        by_rank = self.all_gather(torch.cat([rows, padding]))
+        return torch.cat([own[:count] for own, count in zip(by_rank, counts, strict=True)])
 
 
 class Total(torch.autograd.Function):

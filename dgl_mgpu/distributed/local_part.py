@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -29,7 +30,7 @@ class Part:
     sent: torch.Tensor  # int64, shape (sum of sending,): own rows in halos, rank after rank
     sending: list[int]  # by rank, how many of `sent` it gets
     out_degrees: torch.Tensor  # dtype of ids, shape (num_own_src,): in the whole graph
-    num_whole_edges: int  # of the whole graph
+    num_whole_edges: int  # of the whole graph; or more, where edges were dropped
 
     @property
     def num_own_src(self) -> int:
@@ -113,21 +114,42 @@ def remove_self_loops(part: Part, of_all: torch.Tensor) -> tuple[Part, torch.Ten
     ``of_all`` has the ids in the whole graph of all ranks' loops, sorted.
     """
     gone = loops(part)
-    remaining = (~gone).nonzero().squeeze(1)
-    indptr, indices, _ = part.relation.csc()
-    before = torch.cat([gone.new_zeros(1, dtype=torch.int64), gone.cumsum(0)])
+    relation, remaining = _without(part.relation, gone)
     edges = part.edges[remaining]
-    lost = torch.bincount(indices[gone], minlength=part.num_own_src).to(indptr.dtype)
+    indices = part.relation.csc()[1]
+    lost = torch.bincount(indices[gone], minlength=part.num_own_src).to(indices.dtype)
     left = replace(
         part,
-        relation=_with_edges(
-            part.relation, indptr - before[indptr.long()].to(indptr.dtype), indices[remaining]
-        ),
+        relation=relation,
         edges=edges - torch.searchsorted(of_all, edges),
         out_degrees=part.out_degrees - lost,
         num_whole_edges=part.num_whole_edges - len(of_all),
     )
     return left, remaining
+
+
+def remove_edges(
+    part: Part, gone: torch.Tensor, count: Callable[[torch.Tensor], torch.Tensor]
+) -> tuple[Part, torch.Tensor]:
+    """The part without some edges, and the old number of each that is left.
+
+    Edges keep their ids in the whole graph.  Of numbers for each own and halo row ``count`` gives
+    the sums over all ranks for each own row.
+    """
+    relation, remaining = _without(part.relation, gone)
+    leaving = torch.bincount(relation.csc()[1], minlength=relation.num_src)
+    out_degrees = count(leaving).to(part.out_degrees.dtype)
+    left = replace(part, relation=relation, edges=part.edges[remaining], out_degrees=out_degrees)
+    return left, remaining
+
+
+def _without(relation: Relation, gone: torch.Tensor) -> tuple[Relation, torch.Tensor]:
+    """A relation without some edges, and the old number of each that is left."""
+    remaining = (~gone).nonzero().squeeze(1)
+    indptr, indices, _ = relation.csc()
+    before = torch.cat([gone.new_zeros(1, dtype=torch.int64), gone.cumsum(0)])
+    indptr = indptr - before[indptr.long()].to(indptr.dtype)
+    return _with_edges(relation, indptr, indices[remaining]), remaining
 
 
 def add_self_loops(part: Part) -> tuple[Part, torch.Tensor]:

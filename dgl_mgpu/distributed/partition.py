@@ -73,11 +73,22 @@ def shuffled(num_nodes: int, seed: int, device: torch.device | str = "cpu") -> t
 
     MG-GCN, section 5.2: after it, ranges of rows are balanced in all respects at once.
     """
-    mixed = torch.arange(num_nodes, device=device) + _wrapped(seed * 0x632BE5AB)
-    mixed = mixed * _STEP
+    return torch.sort(
+        random_bits(torch.arange(num_nodes, device=device), seed), stable=True
+    ).indices
+
+
+def random_bits(numbers: torch.Tensor, seed: int) -> torch.Tensor:
+    """64 random bits for each number, int64, the same on every device."""
+    mixed = (numbers + _wrapped(seed * 0x632BE5AB)) * _STEP
     mixed = (mixed ^ _shifted(mixed, 30)) * _FIRST
     mixed = (mixed ^ _shifted(mixed, 27)) * _SECOND
-    return torch.sort(mixed ^ _shifted(mixed, 31), stable=True).indices
+    return mixed ^ _shifted(mixed, 31)
+
+
+def are_chosen(numbers: torch.Tensor, probability: float, seed: int) -> torch.Tensor:
+    """Whether each number is chosen, with a probability and independently of the others; bool."""
+    return _shifted(random_bits(numbers, seed), 11) < round(probability * (1 << 53))
 
 
 def _wrapped(number: int) -> int:

@@ -13,6 +13,7 @@ from dgl import DGLGraph
 from dgl.base import EID, is_all
 from dgl.frame import Frame
 from dgl.udf import EdgeBatch, NodeBatch
+from torch.nn.functional import pad
 from torch.overrides import TorchFunctionMode
 
 from dgl_mgpu.errors import UnsupportedByPartitionError
@@ -86,6 +87,16 @@ class DistributedGraphIndex(TensorIndex):
         """
 
     @abstractmethod
+    def drop_edges(
+        self, etype: int, probability: float, seed: int
+    ) -> tuple[DistributedGraphIndex, torch.Tensor]:
+        """The graph without some of a relation's edges, and what each of those left was.
+
+        Whether one is dropped depends on the seed and on its id in the whole graph; those that are
+        left keep theirs.
+        """
+
+    @abstractmethod
     def gather_src(self, rows: torch.Tensor) -> torch.Tensor:
         """From a row for each node of the only relation's source type, one for each edge."""
 
@@ -106,14 +117,26 @@ class DistributedGraphIndex(TensorIndex):
         The gradient is the sum of all processes' gradients.
         """
 
+    @abstractmethod
+    def rows_of_all(self, rows: torch.Tensor) -> torch.Tensor:
+        """The rows that all processes have of the only node type, process after process.
+
+        The gradient is the sum of all processes' gradients.
+        """
+
+    @abstractmethod
+    def node_ids(self, ntype: int) -> torch.Tensor:
+        """Of a type's nodes, in the whole graph."""
+
     def readout(self, rows: torch.Tensor, op: str) -> torch.Tensor:
         """The sum, mean, max or min of all processes' rows; shape (1, \\*shape), 0 of no rows."""
-        if op not in ("sum", "mean", "max", "min") or not rows.is_floating_point():
+        if op not in ("sum", "mean", "max", "min"):
             raise UnsupportedByPartitionError(
-                f"read out rows of {rows.dtype} of a partitioned graph by {op!r}",
-                "ranks read out floating-point rows only, by 'sum', 'mean', 'max' or 'min'",
-                "convert the rows, or gather them on every rank",
+                f"read out rows of a partitioned graph by {op!r}",
+                "ranks read out rows by 'sum', 'mean', 'max' or 'min'",
+                "gather the rows on every rank",
             )
+        _check_floating(rows)
         if op in ("max", "min"):
             # Of no rows, too, it is made of them, that gradients go the same way everywhere.
             if not len(rows):
@@ -132,6 +155,40 @@ class DistributedGraphIndex(TensorIndex):
         """Rows' softmax over all processes' rows."""
         raised = torch.exp(rows - self.readout(rows.detach(), "max"))
         return raised / self.readout(raised, "sum")
+
+    def topk(
+        self, rows: torch.Tensor, ids: torch.Tensor, k: int, descending: bool, sortby: int | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The first ``k`` of all processes' rows by one column, or by each column for itself.
+
+        Their ``ids`` come with them.  The shapes are (1, k, width), and (1, k) or (1, k, width).
+        Where there are fewer rows, zeros follow.
+        """
+        _check_floating(rows)
+        missing = max(k - len(rows), 0)
+        rows = pad(rows, (0, 0, 0, missing), value=-torch.inf if descending else torch.inf)
+        ids = pad(ids, (0, missing))
+        if sortby is None:
+            ids = ids.unsqueeze(1).expand(-1, rows.shape[1])
+        # The first of all are among the first of each process.
+        for step in (lambda own: own, lambda own: self.all_gather(own).flatten(0, 1)):
+            rows, ids = step(rows), step(ids)
+            keys = rows if sortby is None else rows[:, sortby]
+            places = keys.topk(k, 0, largest=descending).indices
+            if sortby is None:
+                rows, ids = rows.gather(0, places), ids.gather(0, places)
+            else:
+                rows, ids = rows[places], ids[places]
+        return rows.masked_fill(rows.isinf(), 0).unsqueeze(0), ids.unsqueeze(0)
+
+
+def _check_floating(rows: torch.Tensor) -> None:
+    if not rows.is_floating_point():
+        raise UnsupportedByPartitionError(
+            f"read out rows of {rows.dtype} of a partitioned graph",
+            "ranks read out floating-point rows only",
+            "convert the rows, or gather them on every rank",
+        )
 
 
 class _EmptyViews(TorchFunctionMode):
@@ -235,6 +292,18 @@ def add_self_loops(graph: DGLGraph, data: Mapping[str, torch.Tensor], etype: Any
     else:
         frame.add_rows(len(order) - frame.num_rows)
     return _with_edges(graph, index, number, frame.subframe(order))
+
+
+def drop_edges(graph: DGLGraph, probability: float) -> DGLGraph:
+    """The graph without edges of each relation that were chosen with a probability."""
+    graph = graph.local_var()
+    for number in range(len(graph.canonical_etypes)) if probability else ():
+        # Torch's seed, as in DGL; ranks need not draw the same, each edge is on one.
+        seed = int(torch.randint(1 << 62, (), device="cpu"))
+        index, remaining = graph._graph.drop_edges(number, probability, seed)
+        edges = graph._edge_frames[number].subframe(remaining)
+        graph = _with_edges(graph, index, number, edges)
+    return graph
 
 
 def _with_edges(

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import dgl
 import torch
-from dgl.nn import HeteroGraphConv
 from torch import nn
 
 from dgl_mgpu.config.schema import HETERO_MODELS, ModelConfig
 from dgl_mgpu.errors import ConfigError
 from dgl_mgpu.models.homogeneous import RGCN, layer_widths, no_logits
-from dgl_mgpu.models.rgat import RGAT, CanonicalEtype
+from dgl_mgpu.models.rgat import RGAT, CanonicalEtype, WholeGraphRGAT
 
 
 @dataclass(frozen=True)
@@ -117,9 +116,10 @@ class RelationalModel(nn.Module):
 
 
 def build_relational_model(
-    config: ModelConfig, width: int, num_classes: int, num_layers: int, inputs: HeteroInputs
-) -> RelationalModel:
-    """The model that a configuration names, for a heterogeneous graph.
+    config: ModelConfig, width: int, num_classes: int, num_layers: int, inputs: HeteroInputs,
+    *, whole: bool = False,
+) -> RelationalModel:  # fmt: skip
+    """The model that a configuration names, for a heterogeneous graph, or ``whole`` ones alone.
 
     Input rows have ``width`` numbers (`common_width`).  Raises ConfigError if it is no model of
     such graphs; InvalidInputError if R-GAT's heads do not divide its width, or no relation leads to
@@ -131,7 +131,7 @@ def build_relational_model(
         widths = layer_widths(config, width, num_classes, num_layers)
         layers = RGCN(widths, config, etypes, target)
     elif config.name == "rgat":
-        layers = RGAT(
+        layers = (WholeGraphRGAT if whole else RGAT)(
             inputs.ntypes, etypes, target, width, num_classes,
             config.hidden, num_layers, config.heads, config.dropout,
         )  # fmt: skip
@@ -143,19 +143,21 @@ def build_relational_model(
         )
     model = RelationalModel(InputRows(inputs, width), layers)
     if isinstance(layers, RGCN):
-        _freeze_unreached(model, layers, etypes, target)
+        convolutions = [each.relations for each in layers.convolutions]
+        _freeze_unreached(model, convolutions, etypes, target)
+    elif isinstance(layers, WholeGraphRGAT):
+        _freeze_unreached(model, list(layers.layers), etypes, target)
     return model
 
 
 def _freeze_unreached(
-    model: RelationalModel, layers: RGCN, etypes: list[CanonicalEtype], target: str
+    model: RelationalModel, convolutions: list[Any], etypes: list[CanonicalEtype], target: str
 ) -> None:
     """Leave out of training what no gradient comes to, for which ranks would wait in vain."""
-    reached = reached_relations(etypes, target, len(layers.convolutions))
-    for convolution, used in zip(layers.convolutions, reached, strict=True):
-        of_relations = cast(HeteroGraphConv, convolution.relations).mods
+    reached = reached_relations(etypes, target, len(convolutions))
+    for convolution, used in zip(convolutions, reached, strict=True):
         for etype in set(etypes) - set(used):
-            of_relations[str(etype)].requires_grad_(False)
+            convolution.mods[str(etype)].requires_grad_(False)
     ntypes = {target, *(src for src, _, _ in reached[0])}
     for ntype, projection in model.rows.projections.items():
         projection.requires_grad_(ntype in ntypes)

@@ -24,7 +24,7 @@ from typing import Any
 
 import dgl
 import torch
-from dgl.nn import GATConv
+from dgl.nn import GATConv, HeteroGraphConv
 from torch import nn
 
 from dgl_mgpu.errors import InvalidInputError
@@ -363,15 +363,25 @@ class RGAT(nn.Module):
                 f"there is no node type '{target}'",
                 f"name one of {', '.join(ntypes)}",
             )
+        _check_types(ntypes, canonical_etypes)
         widths = [width_in, *[hidden] * (num_layers - 1)]
         self.layers = nn.ModuleList(
-            RelationalAttention(ntypes, canonical_etypes, width, hidden // heads, heads)
-            for width in widths
+            self._layer(ntypes, canonical_etypes, width, hidden // heads, heads) for width in widths
         )
         self.linear = nn.Linear(hidden, num_classes)
         self.dropout = Dropout(dropout)
         self._ntypes, self._etypes = tuple(ntypes), tuple(canonical_etypes)
         self._target = self._ntypes.index(target)
+
+    def _layer(
+        self,
+        ntypes: Sequence[str],
+        canonical_etypes: Sequence[CanonicalEtype],
+        width_in: int,
+        width_out: int,
+        heads: int,
+    ) -> nn.Module:
+        return RelationalAttention(ntypes, canonical_etypes, width_in, width_out, heads)
 
     def forward(
         self,
@@ -403,6 +413,41 @@ class RGAT(nn.Module):
                 hidden = self.dropout(torch.nn.functional.leaky_relu(hidden))
         begin, end = edges[-1].targets[self._target : self._target + 2]
         return self.linear(hidden[begin:end])
+
+
+class WholeGraphRGAT(RGAT):
+    """R-GAT on a whole graph, of which a rank may have a part: a ``GATConv`` for each relation.
+
+    No rank has the edges of all relations in one list.  The layers' numbers are the same, by other
+    parameters.
+    """
+
+    def _layer(
+        self,
+        ntypes: Sequence[str],
+        canonical_etypes: Sequence[CanonicalEtype],
+        width_in: int,
+        width_out: int,
+        heads: int,
+    ) -> nn.Module:
+        return HeteroGraphConv(
+            {
+                etype: GATConv(width_in, width_out, heads, allow_zero_in_degree=True)
+                for etype in canonical_etypes
+            },
+            aggregate="sum",
+        )
+
+    def forward(self, graph: dgl.DGLGraph, rows: Mapping[str, torch.Tensor]) -> torch.Tensor:  # type: ignore[override]
+        """Logits of the target's nodes here, shape (nodes, classes)."""
+        for layer in self.layers:
+            rows = {ntype: heads.flatten(1) for ntype, heads in layer(graph, rows).items()}
+            if layer is not self.layers[-1]:
+                rows = {
+                    ntype: self.dropout(torch.nn.functional.leaky_relu(hidden))
+                    for ntype, hidden in rows.items()
+                }
+        return self.linear(rows[self._ntypes[self._target]])
 
 
 def _check_types(ntypes: Sequence[str], canonical_etypes: Sequence[CanonicalEtype]) -> None:

@@ -91,7 +91,7 @@ def train(config: Config, folder: Path) -> None:
     """
     check_start(config)
     if config.mode == "fullgraph":
-        from dgl_mgpu.train.fullgraph import check_machine, make_trainer
+        from dgl_mgpu.train.fullgraph.run import check_machine, make_trainer
     else:
         from dgl_mgpu.train.minibatch.run import (  # type: ignore[assignment]
             check_machine,

@@ -200,7 +200,7 @@ def _prediction_config(saved: Mapping[str, Any], device: str, num_ranks: int) ->
 def _make_trainer(config: Config, device: torch.device) -> Trainer:
     """The trainer of a run, with an untrained model."""
     if config.mode == "fullgraph":
-        from dgl_mgpu.train import fullgraph
+        from dgl_mgpu.train.fullgraph import run as fullgraph
 
         return fullgraph.make_trainer(config, device)
     from dgl_mgpu.train.minibatch import run as minibatch

@@ -201,7 +201,8 @@ _REFUSED: dict[str, Callable[[PartitionedGraph], Any]] = {
     "in_subgraph": lambda pg: dgl.in_subgraph(pg, _ids(pg)),
     "khop_graph": lambda pg: dgl.khop_graph(pg, 2),
     "khop_adj": lambda pg: dgl.khop_adj(pg, 2),
-    "khop_in_subgraph": lambda pg: dgl.khop_in_subgraph(pg, 0, 1),
+    "khop_in_subgraph of all nodes": lambda pg: dgl.khop_in_subgraph(pg, 0, 1, relabel_nodes=False),
+    "khop_out_subgraph": lambda pg: dgl.khop_out_subgraph(pg, 0, 1),
     "add_edges": lambda pg: dgl.add_edges(pg, _ids(pg), _ids(pg)),
     "add_nodes": lambda pg: dgl.add_nodes(pg, 2),
     "remove_edges": lambda pg: dgl.remove_edges(pg, _ids(pg)),
@@ -240,13 +241,9 @@ _REFUSED: dict[str, Callable[[PartitionedGraph], Any]] = {
     "the ends of edges": lambda pg: pg.apply_edges(lambda edges: {"y": edges.edges()[0]}),
     "numbers of nodes in a batch": lambda pg: pg.batch_num_nodes(),
     "numbers of edges in a batch": lambda pg: pg.batch_num_edges(),
-    "topk_nodes": lambda pg: dgl.topk_nodes(pg, "x", 2),
-    "topk_edges": lambda pg: dgl.topk_edges(pg, "w", 2, sortby=0),
     "another readout": lambda pg: dgl.readout_nodes(pg, "x", op="median"),
     "a readout of ids": lambda pg: dgl.max_nodes(pg, dgl.NID),
-    "PNAConv": lambda pg: dgl.nn.PNAConv(5, 5, ["sum"], ["identity"], 1.0).to(pg.device)(
-        pg, pg.ndata["x"]
-    ),
+    "DropNode": lambda pg: dgl.transforms.DropNode()(pg),
     "a built-in function of some edges": lambda pg: pg.apply_edges(
         fn.u_add_v("x", "x", "y"), _ids(pg)
     ),

@@ -12,9 +12,8 @@ import torch
 import torch.distributed as dist
 from dgl import nn
 
-import dgl_mgpu
 from dgl_mgpu.errors import InvalidInputError
-from tests.distributed.both import Both, random_rows, same, uneven
+from tests.distributed.both import Both, of_all_ranks, random_rows, uneven
 from tests.distributed.graphs import homogeneous
 from tests.ranks import on_gpus_too
 
@@ -36,7 +35,7 @@ def _with_edges(model, graph, rows):
 def _of_default_dtype(model, graph, rows):
     """For modules that make features of it, whatever they are given."""
     before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
+    torch.set_default_dtype(rows["x"].dtype)
     try:
         return model(graph, rows["x"])
     finally:
@@ -131,11 +130,22 @@ _MODULES: dict[str, tuple[Callable[[], torch.nn.Module], Callable[..., torch.Ten
     ),
     "EGNNConv": (lambda: nn.EGNNConv(5, 4, 4, 5), lambda m, g, r: m(
         g, r["x"], r["x"][:, :3] * 2, r["z"])[0]),
+    "PNAConv": (
+        lambda: nn.PNAConv(
+            6, 4, ["mean", "max", "min", "std", "moment3"], ["identity", "amplification",
+            "attenuation"], 1.7, num_towers=2, edge_feat_size=5,
+        ),
+        lambda m, g, r: m(g, torch.cat([r["x"], r["x"][:, :1]], 1), r["z"]),
+    ),
+    "DGNConv": (
+        lambda: nn.DGNConv(5, 5, ["dir1-av", "dir2-dx", "sum"], ["amplification"], 1.7),
+        lambda m, g, r: m(g, r["x"], eig_vec=r["x"].detach()[:, 1:4]),
+    ),
 }  # fmt: skip
 
 
 #: Modules that normalise by a mean and a variance of all rows, which they learn while training.
-_TRAINING = ("EdgeConv, batch norm", "GatedGCNConv")
+_TRAINING = ("EdgeConv, batch norm", "GatedGCNConv", "PNAConv", "DGNConv")
 
 
 def _node_types(graph) -> torch.Tensor:
@@ -205,39 +215,46 @@ def test_an_edge_type_that_few_ranks_have(ranks):
     ranks.run(_type_of_few_edges)
 
 
-def _batch_norm(last_is_idle: bool) -> None:
-    both = Both(*uneven("no edges")) if last_is_idle else Both(homogeneous())
-    size = both.g.num_edges()
+def _in_bfloat16(name: str, of_last: str) -> None:
+    g, by = uneven(of_last) if of_last else (dgl.add_self_loop(homogeneous()), "random")
+    both = Both(g, by)
+    make, call = _MODULES[name]
     torch.manual_seed(4)
-    whole = nn.GatedGCNConv(5, 5, 4).double()
-    both.compare(
-        lambda graph, rows: whole(graph, rows["x"], rows["z"])[1],
-        {"x": random_rows(both.g.num_nodes(), 5)},
-        {"z": random_rows(size, 5)},
-        model=whole,
-        of_edges=True,
-    )
-    whole = whole.cpu()
-    part = copy.deepcopy(whole).to(both.pg.device)
-    x, z = random_rows(both.g.num_nodes(), 5, seed=5), random_rows(size, 5, seed=6)
-    whole(both.g, x, z)
-    part(both.pg, both.own_nodes(x), both.own_edges(z))
-    for name, buffer in whole.named_buffers():
-        same(dict(part.named_buffers())[name], buffer, name)
+    model = make().bfloat16().train(name in _TRAINING)
+    rows = {"x": random_rows(g.num_nodes(), 5), "z": random_rows(g.num_edges(), 5)}
+    rows["w"] = random_rows(g.num_edges()).abs() + 0.5
+    rows = {key: of_all.bfloat16() for key, of_all in rows.items()}
+
+    def run(graph, given, dtype) -> list[torch.Tensor | None]:
+        there = copy.deepcopy(model).to(graph.device, dtype)
+        given = {key: own.detach().to(dtype).requires_grad_() for key, own in given.items()}
+        factors = random_rows(g.num_nodes(), 1)
+        factors = factors if graph is g else both.own_nodes(factors)
+        with torch.backends.cudnn.flags(enabled=False), graph.local_scope():
+            out = call(there, graph, given)
+            wanted = [given["x"], *there.parameters()]
+            loss = (out * factors.to(dtype).view(-1, *[1] * (out.dim() - 1))).sum()
+            found = torch.autograd.grad(loss, wanted, allow_unused=True)
+        assert out.dtype == dtype and (found[0] is None or found[0].dtype == dtype)
+        return [out.detach(), *found]
+
+    exact, by_dgl = (run(g, rows, dtype) for dtype in (torch.float64, torch.bfloat16))
+    own = {k: (both.own_nodes if k == "x" else both.own_edges)(each) for k, each in rows.items()}
+    ours = run(both.pg, own, torch.bfloat16)
+    for number, (expected, of_dgl, mine) in enumerate(zip(exact, by_dgl, ours, strict=True)):
+        if expected is None:
+            continue
+        if number < 2:  # rows of nodes
+            found = torch.zeros_like(expected).index_copy(0, both.nodes, mine.double().cpu())
+            dist.all_reduce(found)
+        else:
+            found = of_all_ranks(None if mine is None else mine.double(), expected)
+        size = expected.norm().clamp(min=1)  # some gradients are 0 but for rounding
+        error, error_of_dgl = ((rows.double() - expected).norm() for rows in (found, of_dgl))
+        assert error <= 2 * error_of_dgl + 0.02 * size, (name, number, error, error_of_dgl, size)
 
 
-@pytest.mark.parametrize("last_is_idle", [False, True])
-def test_batch_norm_learns_from_all_rows(ranks, last_is_idle):
-    ranks.run(_batch_norm, last_is_idle)
-
-
-def _too_few_rows() -> None:
-    g = dgl.graph(([0], [1]), num_nodes=dist.get_world_size())
-    pg = dgl_mgpu.partition_graph(g)
-    model = nn.EdgeConv(5, 4, batch_norm=True, allow_zero_in_degree=True).to(pg.device)
-    with pytest.raises(ValueError, match="more than 1 value"):
-        model(pg, torch.randn(pg.num_nodes(), 5, device=pg.device))
-
-
-def test_batch_norm_of_one_row_raises_on_every_rank(ranks):
-    ranks.run(_too_few_rows)
+@pytest.mark.parametrize("name", _MODULES)
+def test_dgl_modules_in_bfloat16(ranks, name):
+    ranks.run(_in_bfloat16, name, "")
+    ranks.run(_in_bfloat16, name, "no nodes")

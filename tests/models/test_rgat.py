@@ -11,7 +11,7 @@ from dgl.nn import GATConv, HeteroGraphConv
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.graph.dispatch import tensor_backed_graphs
 from dgl_mgpu.models import rgat as hetero
-from dgl_mgpu.models.rgat import RGAT, RelationalAttention, RelationEdges
+from dgl_mgpu.models.rgat import RGAT, RelationalAttention, RelationEdges, WholeGraphRGAT
 
 ETYPES = [
     ("author", "rev_written_by", "paper"),
@@ -261,3 +261,19 @@ def test_invalid_inputs():
     _, _, blocks = NeighborSampler([3]).sample_blocks(g, {"paper": torch.empty(0).long()})
     with pytest.raises(InvalidInputError, match="leads to any node"):
         RelationEdges.from_graph(blocks[0], g.ntypes, g.canonical_etypes)
+
+
+def test_on_a_whole_graph_it_is_the_same_by_convolutions_of_dgls():
+    ours, _ = pair(2)
+    whole = WholeGraphRGAT(
+        list(COUNTS), ETYPES, "paper", WIDTH, CLASSES, HIDDEN, 2, HEADS, dropout=0.0
+    ).double()
+    for layer, of_whole in zip(ours.layers, whole.layers, strict=True):
+        layer.copy_from({etype: of_whole.mods[str(etype)] for etype in ETYPES})
+    ours.linear.load_state_dict(whole.linear.state_dict())
+    g, rows = random_graph(), features()
+    torch.testing.assert_close(whole(g, rows), ours(g, rows))
+    with pytest.raises(InvalidInputError, match="cannot be shared among 3 heads"):
+        WholeGraphRGAT(list(COUNTS), ETYPES, "paper", WIDTH, CLASSES, HIDDEN, 2, 3)
+    with pytest.raises(InvalidInputError, match="no relation leads to author"):
+        WholeGraphRGAT(list(COUNTS), ETYPES[:4], "paper", WIDTH, CLASSES, HIDDEN, 2, HEADS)

@@ -21,7 +21,7 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-import dgl_mgpu.train.fullgraph
+import dgl_mgpu.train.fullgraph.run
 import dgl_mgpu.train.minibatch.run
 from dgl_mgpu.cli import main
 from dgl_mgpu.config.schema import Config
@@ -151,7 +151,7 @@ class _ForkedRank(mp.get_context("fork").Process):
 
 def make_trainer(hook: Hook | None, config: Config) -> Trainer:
     module = (
-        dgl_mgpu.train.fullgraph if config.mode == "fullgraph" else dgl_mgpu.train.minibatch.run
+        dgl_mgpu.train.fullgraph.run if config.mode == "fullgraph" else dgl_mgpu.train.minibatch.run
     )
     trainer = module.make_trainer(config)
     if hook is not None:

@@ -61,10 +61,26 @@ def _topk_on(
     graph: Any, typestr: str, feat: str, k: int, descending: bool, sortby: int | None,
     ntype_or_etype: Any,
 ) -> Any:  # fmt: skip
-    """In place of what ``dgl.topk_nodes`` and ``dgl.topk_edges`` call."""
-    raise refuse_for_partition(
-        f"find the first of all {typestr}", "gather their rows, and use torch.topk"
-    )
+    """In place of what ``dgl.topk_nodes`` and ``dgl.topk_edges`` call.
+
+    Its ids are those of the whole graph.
+    """
+    from dgl_mgpu.errors import InvalidInputError
+
+    index = graph._graph
+    if typestr == "nodes":
+        rows = graph.nodes[ntype_or_etype].data[feat]
+        ids = index.node_ids(graph.get_ntype_id(ntype_or_etype))
+    else:
+        rows = graph.edges[ntype_or_etype].data[feat]
+        ids = index.edge_ids(graph.get_etype_id(ntype_or_etype))
+    if rows.dim() != 2:
+        raise InvalidInputError(
+            f"find the first of all {typestr}",
+            f"their feature {feat!r} has shape {tuple(rows.shape)}",
+            "use a feature of one row of numbers each",
+        )
+    return index.topk(rows, ids, k, descending, sortby)
 
 
 def refuse_for_partition(action: str, fix: str) -> Exception:

@@ -16,7 +16,7 @@ import torch.distributed as dist
 import dgl_mgpu
 from dgl_mgpu.distributed.exchange import schedule as rounds
 from dgl_mgpu.distributed.exchange.schedule import Message
-from dgl_mgpu.train.fullgraph import FullGraphTrainer
+from dgl_mgpu.train.fullgraph.trainer import FullGraphTrainer
 from dgl_mgpu.utils import stages
 from dgl_mgpu.utils.stages import StageTimes, stage
 from tests.distributed.graphs import homogeneous

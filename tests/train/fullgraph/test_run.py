@@ -21,9 +21,9 @@ from dgl_mgpu.distributed.host_features import HostRows
 from dgl_mgpu.models.full_graph import build_model, build_whole_relational_model
 from dgl_mgpu.models.heterogeneous import HeteroInputs, common_width
 from dgl_mgpu.report import EpochReport, read_metrics
-from dgl_mgpu.train import fullgraph
 from dgl_mgpu.train.checkpoint.checkpoint import Checkpoint
-from dgl_mgpu.train.fullgraph import FullGraphTrainer
+from dgl_mgpu.train.fullgraph import run as fullgraph
+from dgl_mgpu.train.fullgraph.trainer import FullGraphTrainer
 from tests.distributed.graphs import homogeneous
 from tests.train.epochs import train_epoch
 
@@ -95,18 +95,18 @@ def test_every_model_learns(tmp_path, data, without_pictures, model):
 
 
 RELATIONS = [
-    "mode=fullgraph", "data=generated-relations", "data.options.num_items=300", "model=rgcn",
+    "mode=fullgraph", "data=generated-relations", "data.options.num_items=300",
     "model.hidden=16", "model.dropout=0", "trainer.lr=0.02", "trainer.epochs=4",
 ]  # fmt: skip
 
 
-def relational_losses(root: Path) -> list[float]:
+def relational_losses(root: Path, name: str) -> list[float]:
     """Of the same run, by DGL alone."""
     content = load_hetero("generated-relations", root, num_items=300)
     g = content.to_dgl()
     inputs = HeteroInputs(g.ntypes, g.canonical_etypes, content.target, content.widths)
     width = common_width(g.ntypes, content.widths, 16)
-    config = ModelConfig("rgcn", 16, dropout=0.0)
+    config = ModelConfig(name, 16, dropout=0.0, heads=4)
     torch.manual_seed(0)
     model = build_whole_relational_model(
         config, width, content.num_classes, 2, inputs, content.num_nodes
@@ -128,17 +128,22 @@ def relational_losses(root: Path) -> list[float]:
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
 @pytest.mark.parametrize("features", ["auto", "host"])
-def test_rgcn_trains_on_data_of_several_types(tmp_path, without_pictures, num_ranks, features):
-    options = [*RELATIONS, f"data.root={tmp_path}", f"trainer.ranks={num_ranks}"]
-    options += [f"fullgraph.features={features}", f"hydra.run.dir={tmp_path / 'run'}"]
-    assert main(["train", *options]) == 0
-    assert losses_of(tmp_path / "run") == pytest.approx(relational_losses(tmp_path), rel=1e-4)
+@pytest.mark.parametrize("model", ["rgcn", "rgat"])
+def test_models_of_relations_train_alike(tmp_path, without_pictures, model, num_ranks, features):
+    options = [*RELATIONS, f"model={model}", "model.dropout=0", "model.self_loops=false"]
+    options += [f"data.root={tmp_path}", f"trainer.ranks={num_ranks}"]
+    options += [f"fullgraph.features={features}"]
+    assert main(["train", *options, f"hydra.run.dir={tmp_path / 'run'}"]) == 0
+    expected = relational_losses(tmp_path, model)
+    assert losses_of(tmp_path / "run") == pytest.approx(expected, rel=1e-4)
+    assert expected[-1] < expected[0]
 
 
 def test_learned_rows_go_on_with_other_ranks(tmp_path, without_pictures):
     def run(name: str, *options: str) -> list[float]:
         options = (
             *RELATIONS,
+            "model=rgcn",
             f"data.root={tmp_path}",
             f"hydra.run.dir={tmp_path / name}",
             *options,
@@ -203,13 +208,55 @@ def test_features_that_do_not_fit_are_in_host_memory(tmp_path, data, without_pic
     assert read_metrics(folder / "metrics.jsonl")[1]["test_accuracy"] > 0.5
 
 
-def test_nodes_without_features_are_refused(tmp_path, monkeypatch, capsys):
+def losses_of_learned_rows(root: Path, name: str) -> list[float]:
+    """Of runs whose nodes learn their rows, by DGL alone."""
+    g = load("generated", root, num_nodes=1000, num_edges=8000, self_loops=True).to_dgl()
+    torch.manual_seed(0)
+    config = ModelConfig(name, 16, dropout=0.0)
+    model = build_model(config, 16, int(g.ndata["label"].max()) + 1, 2, num_learned=1000)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+    mask, found = g.ndata["train_mask"], []
+    for _ in range(4):
+        logits = model(g, {dgl.NID: g.nodes()})[mask]
+        loss = torch.nn.functional.cross_entropy(logits, g.ndata["label"][mask])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        found.append(loss.item())
+    return found
+
+
+@pytest.mark.parametrize("model", ["gcn", "graphsage"])
+def test_nodes_learn_their_rows(tmp_path, data, without_pictures, model):
+    options = [data, f"model={model}", "model.inputs=learned", "model.dropout=0"]
+    options += ["model.self_loops=true", "trainer.epochs=4"]
+    expected = losses_of_learned_rows(Path(data.partition("=")[2]), model)
+    for num_ranks in (1, 2):
+        folder = train(tmp_path / f"of-{num_ranks}", *options, f"trainer.ranks={num_ranks}")
+        assert losses_of(folder) == pytest.approx(expected, rel=1e-4)
+    assert expected[-1] < expected[0]
+    again = [f"trainer.resume={folder}", "trainer.epochs=5", "trainer.ranks=1"]
+    assert losses_of(train(tmp_path / "again", *options, *again))[:4] == losses_of(folder)
+
+
+def test_nodes_without_features_learn_rows(tmp_path, without_pictures, monkeypatch):
     data = load("generated", tmp_path, num_nodes=200, num_edges=900)
     bare = dataclasses.replace(data, node_features={})
     monkeypatch.setattr(fullgraph, "load_dataset", lambda config: bare)
-    words = ["mode=fullgraph", "trainer.epochs=1", f"hydra.run.dir={tmp_path / 'run'}"]
-    assert main(["train", *words]) == 1
-    assert "no node feature 'feat'" in capsys.readouterr().err
+    folder = train(tmp_path / "run", "trainer.epochs=5")
+    losses = losses_of(folder)
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize("model", ["gcn", "gat", "graphsage"])
+def test_models_train_alike_in_bfloat16(tmp_path, data, without_pictures, model):
+    options = [data, f"model={model}", "model.dropout=0", "trainer.epochs=4"]
+    expected = losses_of(train(tmp_path / "float32", *options))
+    options += ["trainer.precision=bfloat16"]
+    for name, more in (("whole", []), ("2", ["trainer.ranks=2", "fullgraph.features=host"])):
+        found = losses_of(train(tmp_path / name, *options, *more))
+        assert found == pytest.approx(expected, rel=2e-2)
+        assert found != pytest.approx(expected, rel=1e-5)
 
 
 def test_an_unknown_place_of_features_is_refused(tmp_path, data, capsys):

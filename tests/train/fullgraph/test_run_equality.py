@@ -20,7 +20,7 @@ from dgl_mgpu.distributed.host_features import HostRows
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.models import homogeneous as models
 from dgl_mgpu.models.full_graph import build_model
-from dgl_mgpu.train.fullgraph import FullGraphTrainer
+from dgl_mgpu.train.fullgraph.trainer import FullGraphTrainer
 from tests.distributed.graphs import heterogeneous, homogeneous
 from tests.ranks import RankProcesses
 from tests.roc import roc_auc

@@ -185,7 +185,6 @@ def test_each_relation_may_have_its_fanout(tmp_path, capsys):
         (["data=generated-relations", "model=graphsage"], "choose model=rgcn or model=rgat"),
         (["data=ogbn-mag", "model=gcn"], "choose model=rgcn or model=rgat"),
         (["data=cora", "model=rgat"], "choose model=gat, or data=ogbn-mag"),
-        (["data=generated-igbh", "model=rgat", "mode=fullgraph"], "or mode=minibatch"),
         (["data=cora", "sampler.fanouts=[{_E:3},2]"], "give each layer a number"),
         (["data=cora", "sampler.fanouts=[x,2]"], "not a number"),
         (["data=ogbn-mag", "model=rgcn", "sampler.fanouts=[{cites:-2},2]"], "below -1"),

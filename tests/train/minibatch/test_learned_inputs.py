@@ -215,7 +215,6 @@ def test_a_plan_has_learned_rows_and_their_state(tmp_path):
     ("overrides", "message"),
     [
         (["model.inputs=none"], "choose from features, learned"),
-        (["mode=fullgraph"], "model.inputs=learned mode=fullgraph"),
         (["trainer.cuda_graphs=true"], "model.inputs=learned trainer.cuda_graphs=true"),
     ],
 )

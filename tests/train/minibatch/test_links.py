@@ -308,7 +308,6 @@ def test_options_of_other_runs_are_told(overrides, message):
     ("overrides", "message"),
     [
         (["task=links"], "choose from node_classification, link_prediction"),
-        (["mode=fullgraph"], "task=link_prediction mode=fullgraph"),
         (["trainer.cuda_graphs=true"], "leave trainer.cuda_graphs out"),
         (["model=pinsage"], "random walks use the edges"),
         (["data=generated-relations", "model=rgcn"], "data.name=generated-relations"),

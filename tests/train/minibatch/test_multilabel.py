@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+import dgl_mgpu.train.fullgraph.run
 import dgl_mgpu.train.minibatch.run
 import dgl_mgpu.train.run
 from dgl_mgpu.cli import main
@@ -116,7 +117,7 @@ def test_one_type_of_several_may_have_them(tmp_path, monkeypatch, mode):
     labels = has[dataset.labels].astype(np.int8)
     labels[dataset.train[::3], 1] = -1
     several = dataclasses.replace(dataset, labels=labels, num_classes=5)
-    for module in (dgl_mgpu.train.minibatch.run, dgl_mgpu.train.fullgraph):
+    for module in (dgl_mgpu.train.minibatch.run, dgl_mgpu.train.fullgraph.run):
         monkeypatch.setattr(module, "load_dataset", lambda config: several)
     words = ["data=generated-relations", "model=rgcn", "model.hidden=12", "trainer.lr=0.02"]
     words += [f"mode={mode}", "store.device=cpu", "trainer.epochs=15", "trainer.batch_size=256"]

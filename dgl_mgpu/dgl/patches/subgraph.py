@@ -1,0 +1,29 @@
+"""Subgraphs of a partitioned graph, as graphs of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dgl_mgpu.dgl.patches import DISTRIBUTED, override
+from dgl_mgpu.dgl.patches.readout import refuse_for_partition
+
+
+@override("dgl.subgraph:khop_in_subgraph", DISTRIBUTED)
+def khop_in_subgraph(
+    graph: Any, nodes: Any, k: int, *, relabel_nodes: bool = True, store_ids: bool = True,
+    output_device: Any = None,
+) -> Any:  # fmt: skip
+    """In place of ``dgl.khop_in_subgraph``: every process gets the same graph, with ids."""
+    if not relabel_nodes:
+        raise refuse_for_partition(
+            "make a subgraph with all nodes of a partitioned graph", "use relabel_nodes=True"
+        )
+    from dgl_mgpu.distributed.subgraph import khop_in_subgraph as around
+
+    subgraph, numbers = around(graph, nodes, k)
+    if output_device is not None:
+        subgraph = subgraph.to(output_device)
+    if isinstance(nodes, Mapping):
+        return subgraph, {ntype: numbers[ntype] for ntype in nodes}
+    return subgraph, numbers[graph.ntypes[0]]

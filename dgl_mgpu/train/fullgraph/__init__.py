@@ -1,0 +1,1 @@
+"""Training on whole graphs, shared by ranks."""
