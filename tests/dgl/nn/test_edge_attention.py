@@ -1,0 +1,218 @@
+"""Attention layers in one pass with what edges have of their own, against DGL's C++ on the CPU."""
+
+from __future__ import annotations
+
+import dgl_mgpu  # noqa: F401  # isort: skip  # mends the import of dgl below
+
+from collections.abc import Callable
+from typing import Any
+
+import dgl
+import pytest
+import torch
+from dgl.base import DGLError
+from dgl.nn import GATConv, HeteroGraphConv
+from torch import Tensor, nn
+
+from dgl_mgpu.graph.message_passing import attention
+from tests.dgl.nn.devices import DEVICES, on_tensors
+
+WIDTH, HEADS = 10, 3
+#: Sources and destinations of edges; the last nodes of a graph have no in-edges.
+SIZES = {"graph": (40, 40), "block": (40, 15), "bipartite": (40, 15), "no nodes": (0, 0)}
+
+
+def ends_of(shape: str) -> tuple[Tensor, Tensor]:
+    """Both ends of edges, some of which there are twice; each destination has one."""
+    num_src, num_dst = SIZES[shape]
+    if num_src == 0:
+        return torch.empty(0).long(), torch.empty(0).long()
+    u = torch.cat([torch.randint(num_src, (200,)), torch.arange(num_dst)])
+    v = torch.cat([torch.randint(num_dst, (200,)), torch.arange(num_dst)])
+    order = torch.randperm(len(u))
+    return u[order], v[order]
+
+
+def make(shape: str, ends: tuple[Tensor, Tensor], device: str = "cpu") -> dgl.DGLGraph:
+    num_src, num_dst = SIZES[shape]
+    u, v = (end.to(device) for end in ends)
+    if shape == "block":
+        return dgl.create_block((u, v), num_src_nodes=num_src, num_dst_nodes=num_dst)
+    if shape == "bipartite":
+        return dgl.heterograph({("a", "to", "b"): (u, v)}, {"a": num_src, "b": num_dst})
+    return dgl.graph((u, v), num_nodes=num_src)
+
+
+@pytest.fixture
+def passes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Which attention was computed in one pass."""
+    names: list[str] = []
+    for name in ("additive", "of_rows"):
+        function = getattr(attention, name)
+
+        def noted(*args: Any, _name: str = name, _function: Any = function, **options: Any) -> Any:
+            names.append(_name)
+            return _function(*args, **options)
+
+        monkeypatch.setattr(attention, name, noted)
+    return names
+
+
+def results_of(
+    run: Callable[..., Any], graph: dgl.DGLGraph, layer: nn.Module, inputs: tuple[Tensor, ...]
+) -> list[Tensor]:
+    """Outputs, and the gradients of inputs and parameters, on the CPU."""
+    leaves = [it.detach().to(graph.device).requires_grad_() for it in inputs]
+    layer.to(graph.device).zero_grad()
+    outs = run(layer, graph, *leaves)
+    outs = outs if isinstance(outs, tuple) else (outs,)
+    loss = sum(
+        (out * torch.arange(out.numel(), device=out.device).view(out.shape).cos()).sum()
+        for out in outs
+    )
+    loss.backward()
+    gradients = [it.grad for it in (*leaves, *layer.parameters())]
+    return [it.cpu() for it in (*(out.detach() for out in outs), *gradients) if it is not None]
+
+
+def same_on_both(
+    run: Callable[..., Any], shape: str, device: str, layer: nn.Module, make_inputs: Callable
+) -> None:
+    """A layer's results in one pass are those of DGL's layer on DGL's own graph."""
+    ends = ends_of(shape)
+    theirs = make(shape, ends)
+    inputs = make_inputs(theirs)
+    expected = results_of(run, theirs, layer, inputs)
+    with on_tensors(device):
+        found = results_of(run, make(shape, ends, device), layer, inputs)
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def rows(count: int, *width: int) -> Tensor:
+    return torch.randn(count, *width, dtype=torch.float64)
+
+
+# -- GATConv with weights of edges -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("shape", SIZES)
+def test_gat_with_edge_weights(shape, device, passes):
+    torch.manual_seed(0)
+    layer = GATConv((WIDTH, 7) if shape == "bipartite" else WIDTH, 4, HEADS).double()
+
+    def run(layer: nn.Module, g: dgl.DGLGraph, weights: Tensor, *feat: Tensor) -> Tensor:
+        return layer(g, feat if len(feat) == 2 else feat[0], edge_weight=weights)
+
+    def inputs(g: dgl.DGLGraph) -> tuple[Tensor, ...]:
+        ends = [rows(g.num_dst_nodes(), 7)] if shape == "bipartite" else []
+        return rows(g.num_edges()), rows(g.num_src_nodes(), WIDTH), *ends
+
+    same_on_both(run, shape, device, layer, inputs)
+    assert passes == ["additive"]
+
+
+def test_gat_uses_edge_weights_twice(passes):
+    """Two layers, residuals, and a loss that the weights are also in by themselves."""
+    torch.manual_seed(0)
+    layer = nn.ModuleList(
+        [GATConv(WIDTH, 4, HEADS, residual=True), GATConv(12, 4, HEADS, bias=False)]
+    ).double()
+
+    def run(layer: Any, g: dgl.DGLGraph, feat: Tensor, weights: Tensor) -> tuple[Tensor, ...]:
+        hidden = layer[0](g, feat, edge_weight=weights).relu_().flatten(1)
+        return layer[1](g, hidden, edge_weight=weights), hidden, weights.square()
+
+    def inputs(g: dgl.DGLGraph) -> tuple[Tensor, ...]:
+        return rows(g.num_nodes(), WIDTH), rows(g.num_edges())
+
+    same_on_both(run, "graph", "cpu", layer, inputs)
+    assert passes == ["additive"] * 2
+
+
+def test_gat_in_relations_with_edge_weights(passes):
+    torch.manual_seed(0)
+    ends = {("a", name, "a"): ends_of("graph") for name in ("one", "two")}
+    layer = HeteroGraphConv({it: GATConv(WIDTH, 4, HEADS) for it in ("one", "two")}).double()
+
+    def run(layer: nn.Module, g: dgl.DGLGraph, feat: Tensor, *weights: Tensor) -> Tensor:
+        options = {it[1]: {"edge_weight": w} for it, w in zip(ends, weights, strict=True)}
+        return layer(g, {"a": feat}, mod_kwargs=options)["a"]
+
+    theirs = dgl.heterograph(ends, {"a": 40})
+    inputs = rows(40, WIDTH), *(rows(len(u)) for u, _ in ends.values())
+    expected = results_of(run, theirs, layer, inputs)
+    with on_tensors("cpu"):
+        found = results_of(run, dgl.heterograph(ends, {"a": 40}), layer, inputs)
+    assert passes == ["additive"] * 2
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_gat_drops_weights_before_it_multiplies_them(passes):
+    """On average the sum is that without dropout; what is kept is doubled."""
+    torch.manual_seed(0)
+    u, v = torch.arange(1, 4001), torch.zeros(4000, dtype=torch.long)
+    with on_tensors("cpu"):
+        g = dgl.graph((u, v), num_nodes=4001)
+        layer = GATConv(1, 1, 1, attn_drop=0.5, allow_zero_in_degree=True).double()
+        weights = torch.rand(4000, dtype=torch.float64).requires_grad_()
+        layer(g, torch.ones(4001, 1).double(), edge_weight=weights)[0].sum().backward()
+        value = layer.fc.weight.detach().flatten()
+    assert passes == ["additive"]
+    shares = weights.grad / value * 4000
+    kept = shares > 0.5
+    assert 0.45 < kept.double().mean() < 0.55
+    torch.testing.assert_close(shares, 2 * kept.double())
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gat_with_edge_weights_and_autocast(dtype, device, passes):
+    torch.manual_seed(0)
+    ends = ends_of("graph")
+    layer, feat = GATConv(WIDTH, 4, HEADS), torch.randn(40, WIDTH)
+    weights = torch.rand(len(ends[0])).to(dtype)
+    expected = layer(make("graph", ends), feat, edge_weight=weights.float())
+    layer = layer.to(device)
+    with on_tensors(device), torch.autocast(device, torch.bfloat16):
+        weights = weights.to(device).requires_grad_()
+        found = layer(make("graph", ends, device), feat.to(device), edge_weight=weights)
+        found.float().sum().backward()
+    assert passes == ["additive"]
+    torch.testing.assert_close(found.float().cpu(), expected, rtol=5e-2, atol=5e-2)
+    assert weights.grad.dtype == dtype
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda weights: weights[:-1],
+        lambda weights: torch.cat([weights, weights[:1]]),
+        lambda weights: weights[:, None],
+    ],
+    ids=["too few", "too many", "of two dimensions"],
+)
+def test_gat_refuses_weights_of_other_edges(change, passes):
+    """By DGL's own check: kernels do not look for rows that are not there."""
+    torch.manual_seed(0)
+    ends = ends_of("graph")
+    with on_tensors("cpu"):
+        weights = change(torch.rand(len(ends[0])))
+        with pytest.raises((DGLError, RuntimeError)):
+            GATConv(WIDTH, 4, HEADS)(
+                make("graph", ends), torch.randn(40, WIDTH), edge_weight=weights
+            )
+    assert not passes
+
+
+def test_gat_with_weights_that_are_integers_is_composed(passes):
+    torch.manual_seed(0)
+    ends = ends_of("graph")
+    layer, feat, weights = GATConv(WIDTH, 4, HEADS), torch.randn(40, WIDTH), torch.arange(240)
+    expected = layer(make("graph", ends), feat, edge_weight=weights)
+    with on_tensors("cpu"):
+        torch.testing.assert_close(layer(make("graph", ends), feat, edge_weight=weights), expected)
+    assert not passes
