@@ -33,7 +33,7 @@ from dgl_mgpu.ops.attention import (
     computed_in,
 )
 from dgl_mgpu.ops.attention_cuda import can_attend
-from dgl_mgpu.ops.autograd import differentiable_once
+from dgl_mgpu.ops.autograd import differentiable_once, is_transformed
 from dgl_mgpu.ops.check import DTYPES
 
 
@@ -60,9 +60,7 @@ def serves(graph: Any, heads: int, width: int, *features: Any) -> bool:
             for rows in features
         )
         and all(can_attend(heads, width, dtype) for dtype in (torch.float32, features[0].dtype))
-        and not torch.compiler.is_compiling()
-        and torch.autograd.forward_ad._current_level < 0
-        and not torch._C._are_functorch_transforms_active()
+        and not is_transformed()
     )
 
 
