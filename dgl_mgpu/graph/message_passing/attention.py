@@ -181,6 +181,23 @@ def of_rows(
         )
 
 
+def of_logits(
+    relation: Relation, values: Tensor, logits: Tensor, edge_weights: Tensor | None
+) -> Tensor:
+    """Sum values by the softmax of numbers that edges have, shape (num_edges, heads)."""
+    heads, dtype = values.shape[1], computed_in(values.dtype)
+    return of_rows(
+        relation,
+        values,
+        values.new_zeros(relation.num_src, heads, dtype=dtype),
+        values.new_zeros(relation.num_dst, heads, dtype=dtype),
+        "additive",
+        negative_slope=1.0,
+        edge_scores=logits.to(dtype),
+        edge_weights=edge_weights,
+    )
+
+
 class _Pass(NamedTuple):
     relation: Relation
     score: AttentionScore

@@ -11,7 +11,7 @@ import dgl
 import pytest
 import torch
 from dgl.base import DGLError
-from dgl.nn import GATConv, HeteroGraphConv
+from dgl.nn import EGATConv, GATConv, HeteroGraphConv
 from torch import Tensor, nn
 
 from dgl_mgpu.graph.message_passing import attention
@@ -215,4 +215,91 @@ def test_gat_with_weights_that_are_integers_is_composed(passes):
     expected = layer(make("graph", ends), feat, edge_weight=weights)
     with on_tensors("cpu"):
         torch.testing.assert_close(layer(make("graph", ends), feat, edge_weight=weights), expected)
+    assert not passes
+
+
+# -- EGATConv --------------------------------------------------------------------------------------
+
+
+def egat(shape: str) -> EGATConv:
+    return EGATConv((WIDTH, 7) if shape in ("block", "bipartite") else WIDTH, 6, 4, 5, HEADS)
+
+
+def egat_inputs(g: dgl.DGLGraph) -> tuple[Tensor, ...]:
+    is_pair = g.is_block or len(g.ntypes) == 2
+    ends = [rows(g.num_dst_nodes(), 7)] if is_pair else []
+    return rows(g.num_edges(), 6), rows(g.num_edges()), rows(g.num_src_nodes(), WIDTH), *ends
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("is_weighted", [False, True], ids=["", "with weights"])
+@pytest.mark.parametrize("shape", SIZES)
+def test_egat(shape, is_weighted, device, passes):
+    """Both of its outputs are in the loss."""
+    torch.manual_seed(0)
+
+    def run(
+        layer: nn.Module, g: dgl.DGLGraph, edges: Tensor, weights: Tensor, *feat: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        nodes = feat if len(feat) == 2 else feat[0]
+        return layer(g, nodes, edges, edge_weight=weights if is_weighted else None)
+
+    layer = egat(shape).double()
+    nn.init.normal_(layer.bias)
+    same_on_both(run, shape, device, layer, egat_inputs)
+    assert passes == ["of_rows"]
+
+
+def test_egat_whose_outputs_are_written_to(passes):
+    torch.manual_seed(0)
+
+    def run(
+        layer: nn.Module, g: dgl.DGLGraph, edges: Tensor, weights: Tensor, feat: Tensor
+    ) -> tuple[Tensor, ...]:
+        nodes, edges = layer(g, feat, edges)
+        return nodes.relu_(), 2 * edges
+
+    same_on_both(run, "graph", "cpu", egat("graph").double(), egat_inputs)
+    assert passes == ["of_rows"]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_egat_with_autocast(device, passes):
+    torch.manual_seed(0)
+    ends, layer = ends_of("graph"), egat("graph")
+    edges, _, feat = (it.float() for it in egat_inputs(make("graph", ends)))
+    expected = layer(make("graph", ends), feat, edges)
+    layer = layer.to(device)
+    with on_tensors(device), torch.autocast(device, torch.bfloat16):
+        found = layer(make("graph", ends, device), feat.to(device), edges.to(device))
+        sum(it.float().sum() for it in found).backward()
+    assert passes == ["of_rows"]
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one.float().cpu(), other, rtol=5e-2, atol=5e-2)
+    assert all(it.grad.dtype == torch.float32 for it in layer.parameters())
+
+
+def test_egat_gives_its_attention_composed(passes):
+    torch.manual_seed(0)
+    ends, layer = ends_of("graph"), egat("graph")
+    edges, _, feat = (it.float() for it in egat_inputs(make("graph", ends)))
+    expected = layer(make("graph", ends), feat, edges, get_attention=True)
+    with on_tensors("cpu"):
+        found = layer(make("graph", ends), feat, edges, get_attention=True)
+    assert not passes
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("case", ["no in-edges", "edges", "nodes", "a block"])
+def test_egat_refuses_what_dgl_refuses(case, passes):
+    torch.manual_seed(0)
+    shape = "block" if case == "a block" else "graph"
+    ends, layer = ends_of(shape), egat("graph")
+    num_edges = len(ends[0]) - (case == "edges")
+    with on_tensors("cpu"):
+        g = dgl.graph(ends, num_nodes=41) if case == "no in-edges" else make(shape, ends)
+        feat = torch.randn(g.num_src_nodes() + (case == "nodes"), WIDTH)
+        with pytest.raises((DGLError, RuntimeError)):
+            layer(g, feat, torch.randn(num_edges, 6))
     assert not passes

@@ -1,7 +1,7 @@
 """Attention written with sparse matrices in one pass, against the same on DGL's dense tensors.
 
-On CPUs products and softmax are computed at once, and on GPUs when somebody reads their values: here
-on CPUs too.
+On CPUs products and softmax are computed at once, and on GPUs when somebody reads their values:
+here on CPUs too.
 """
 
 from __future__ import annotations
