@@ -205,6 +205,7 @@ _TABLE: dict[tuple[VersionRange, ...], dict[str, str]] = {
             dgl.nn.pytorch.conv.dotgatconv: DotGatConv.forward
             dgl.nn.pytorch.conv.agnnconv: AGNNConv.forward
             dgl.nn.pytorch.conv.egatconv: EGATConv.forward
+            dgl.nn.pytorch.conv.hgtconv: HGTConv.forward
         """:
             "composes attention of operators that each write something for every edge and head, or "
             "for every edge and column; and views residuals of no rows as so many heads",

@@ -11,10 +11,12 @@ import dgl
 import pytest
 import torch
 from dgl.base import DGLError
-from dgl.nn import EGATConv, GATConv, HeteroGraphConv
+from dgl.nn import EGATConv, GATConv, HeteroGraphConv, HGTConv
 from torch import Tensor, nn
 
+from dgl_mgpu.graph.dispatch import tensor_backed_graphs
 from dgl_mgpu.graph.message_passing import attention
+from dgl_mgpu.graph.relation import Coo, Relation
 from tests.dgl.nn.devices import DEVICES, on_tensors
 
 WIDTH, HEADS = 10, 3
@@ -303,3 +305,130 @@ def test_egat_refuses_what_dgl_refuses(case, passes):
         with pytest.raises((DGLError, RuntimeError)):
             layer(g, feat, torch.randn(num_edges, 6))
     assert not passes
+
+
+# -- HGTConv ---------------------------------------------------------------------------------------
+
+NODE_TYPES, EDGE_TYPES = 3, 4
+HGT: dict[str, Callable[[], HGTConv]] = {
+    "plain": lambda: HGTConv(HEADS * 4, 4, HEADS, NODE_TYPES, EDGE_TYPES, dropout=0.0),
+    "of another width": lambda: HGTConv(WIDTH, 4, HEADS, NODE_TYPES, EDGE_TYPES, dropout=0.0),
+    "with a norm": lambda: HGTConv(WIDTH, 4, HEADS, NODE_TYPES, EDGE_TYPES, 0.0, use_norm=True),
+}
+
+
+def hgt(name: str) -> HGTConv:
+    layer = HGT[name]().double()
+    for parameter in (*layer.relation_pri, layer.skip):
+        nn.init.normal_(parameter)
+    return layer
+
+
+def types_of(g: dgl.DGLGraph, is_sorted: bool = False) -> tuple[Tensor, Tensor]:
+    """Of nodes and of edges; the first and the third of edges' types have no edges."""
+    ntype = torch.randint(NODE_TYPES, (g.num_nodes(),))
+    etype = 1 + 2 * torch.randint(2, (g.num_edges(),))
+    return (ntype.sort()[0], etype.sort()[0]) if is_sorted else (ntype, etype)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("is_sorted", [False, True], ids=["", "presorted"])
+@pytest.mark.parametrize("name", HGT)
+def test_hgt(name, is_sorted, device, passes):
+    """Two passes with one layer; some nodes have no in-edges."""
+    torch.manual_seed(0)
+    u, v = torch.randint(20, (2, 200))
+    theirs = dgl.graph((u, v), num_nodes=23)
+    layer, types = hgt(name), types_of(theirs, is_sorted)
+    inputs = (rows(23, layer.in_size),)
+
+    def run(layer: nn.Module, g: dgl.DGLGraph, x: Tensor) -> Tensor:
+        ntype, etype = (it.to(g.device) for it in types)
+        out = layer(g, x, ntype, etype, presorted=is_sorted)
+        return out + layer(g, 2 * x, ntype, etype, presorted=is_sorted)
+
+    expected = results_of(run, theirs, layer, inputs)
+    with on_tensors(device):
+        ours = dgl.graph((u.to(device), v.to(device)), num_nodes=23)
+        found = results_of(run, ours, layer, inputs)
+    assert passes == ["of_rows"] * 2
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_hgt_looks_for_types_that_changed(passes):
+    torch.manual_seed(0)
+    ends, layer, x = ends_of("graph"), hgt("of another width"), rows(40, WIDTH)
+    theirs = make("graph", ends)
+    with on_tensors("cpu"):
+        ours = make("graph", ends)
+        ntype, etype = types_of(theirs)
+        for _ in range(3):
+            with tensor_backed_graphs(on=False):
+                expected = layer(theirs, x, ntype, etype)
+            torch.testing.assert_close(layer(ours, x, ntype, etype), expected)
+            with torch.inference_mode():
+                torch.testing.assert_close(layer(ours, x, ntype, etype + 0), expected)
+                torch.testing.assert_close(layer(ours, x, ntype, etype), expected)
+            etype.add_(1).remainder_(EDGE_TYPES)
+        found = layer(dgl.reverse(ours), x, ntype, etype)
+    torch.testing.assert_close(found, layer(dgl.reverse(theirs), x, ntype, etype))
+    assert passes == ["of_rows"] * 10
+
+
+@pytest.mark.parametrize(
+    "case", ["a block", "more pairs than edges", "no edges", "a hook", "a subclass"]
+)
+def test_hgt_is_composed(case, passes):
+    torch.manual_seed(0)
+    layer = hgt("of another width")
+    if case == "a hook":
+        layer.relation_att[1].register_forward_hook(lambda module, inputs, out: 2 * out)
+    if case == "a subclass":
+        layer.message = lambda edges: {
+            name: 2 * value for name, value in HGTConv.message(layer, edges).items()
+        }
+    shape = "block" if case == "a block" else "graph"
+    ends = ends_of(shape)
+    if case == "more pairs than edges":
+        ends = torch.arange(40), torch.arange(40)
+    if case == "no edges":
+        ends = torch.arange(0), torch.arange(0)
+    theirs = make(shape, ends)
+    ntype = torch.randint(NODE_TYPES, (40,))
+    etype, x = torch.randint(EDGE_TYPES, (len(ends[0]),)), rows(40, WIDTH)
+    expected = layer(theirs, x, ntype, etype)
+    with on_tensors("cpu"):
+        found = layer(make(shape, ends), x, ntype, etype)
+    assert not passes
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_hgt_with_autocast(device, passes):
+    torch.manual_seed(0)
+    ends, layer, x = ends_of("graph"), hgt("of another width").float(), torch.randn(40, WIDTH)
+    theirs = make("graph", ends)
+    types = types_of(theirs)
+    expected = layer(theirs, x, *types)
+    layer = layer.to(device)
+    with on_tensors(device), torch.autocast(device, torch.bfloat16):
+        ours = make("graph", ends, device)
+        found = layer(ours, x.to(device), *(it.to(device) for it in types))
+        found.float().sum().backward()
+    assert passes == ["of_rows"]
+    torch.testing.assert_close(found.float().cpu(), expected, rtol=5e-2, atol=5e-2)
+
+
+def test_typed_sources():
+    """Pairs are in the order of types; there are none of types that are no numbers of types."""
+    coo = torch.tensor([[0, 1, 1, 0, 1], [2, 2, 0, 2, 1]])
+    relation = Relation(2, 3, coo=Coo(*coo))
+    sources = relation.typed_sources(torch.tensor([1, 0, 0, 1, 1]))
+    assert sources.types.tolist() == [0, 1, 1]
+    assert sources.num_types == 2
+    assert sources.pairs.coo().row.tolist() == [1, 0, 1]
+    assert sources.edges.coo().row.tolist() == [1, 0, 0, 1, 2]
+    assert torch.equal(sources.edges.coo().col, coo[1])
+    assert relation.typed_sources(torch.tensor([1, 0, -1, 1, 1])) is None
