@@ -71,6 +71,12 @@ _TABLE: dict[tuple[VersionRange, ...], dict[str, str]] = {
         "dgl.sparse.sparse_matrix: SparseMatrix.to":
             "SparseMatrix.cpu() of a matrix on the CPU makes another one, which is not known to "
             "be diagonal and cannot be inverted",
+        """
+            dgl.sparse.elementwise_op_sp: SparseMatrix.__mul__=multiply
+            SparseMatrix.__rmul__=multiply SparseMatrix.__truediv__=divide
+        """:
+            "computes scores of attention in order to scale them, where one pass over the edges "
+            "scales them and writes none",
         "dgl.cuda.gpu_cache: GPUCache":
             "its C++, HugeCTR's cache for one version of CUDA, is not in the wheel",
         "dgl.partition: NDArrayPartition":
@@ -203,6 +209,8 @@ _TABLE: dict[tuple[VersionRange, ...], dict[str, str]] = {
             dgl.nn.pytorch.conv.gatv2conv: GATv2Conv.forward
             dgl.nn.pytorch.conv.dotgatconv: DotGatConv.forward
             dgl.nn.pytorch.conv.agnnconv: AGNNConv.forward
+            dgl.nn.pytorch.conv.egatconv: EGATConv.forward
+            dgl.nn.pytorch.conv.hgtconv: HGTConv.forward
         """:
             "composes attention of operators that each write something for every edge and head, or "
             "for every edge and column; and views residuals of no rows as so many heads",

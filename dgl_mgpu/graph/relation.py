@@ -123,10 +123,23 @@ def ranges(start: torch.Tensor, counts: torch.Tensor, total: int | None = None) 
     return torch.arange(total, device=start.device) + shift
 
 
+class TypedSources(NamedTuple):
+    """Pairs of a source and the type of an edge that leaves it, ordered by type."""
+
+    #: Of each pair, ascending; int64.
+    types: torch.Tensor
+    #: One more than the largest type.
+    num_types: int
+    #: From sources to pairs: an edge to each.
+    pairs: Relation
+    #: From pairs to destinations: the edges, by their ids.
+    edges: Relation
+
+
 class _Held:
     """The formats that exist; a relation and its reverse share one."""
 
-    __slots__ = ("coo", "csc", "csr", "kept", "pairs")
+    __slots__ = ("coo", "csc", "csr", "kept", "pairs", "typed")
 
     def __init__(self, coo: Coo | None, csr: Compressed | None, csc: Compressed | None) -> None:
         self.coo = coo
@@ -134,6 +147,8 @@ class _Held:
         self.csc = csc
         #: `Relation.pairs` of the relation and, second, of its reverse.
         self.pairs: list[Compressed | None] = [None, None]
+        #: `Relation.typed_sources` of the same, with the types and what they were.
+        self.typed: list[tuple[torch.Tensor, Any, TypedSources | None] | None] = [None, None]
         #: `Relation.kept_with`, by format.
         self.kept: dict[str, dict[Any, Any]] = {}
 
@@ -349,6 +364,40 @@ class Relation:
             pairs = Compressed(by_row.indptr, by_row.indices, eids)
             kept[side] = pairs
         return pairs
+
+    def typed_sources(self, etype: torch.Tensor) -> TypedSources | None:
+        """Pairs of a source and a type, for edges with the types `etype`, shape (num_edges,).
+
+        None if a type is negative.  Kept for the last types; the host waits when they are others.
+        """
+        side = int(self._reversed)
+        kept = self._held.typed[side]
+        if etype.is_inference():  # which do not say when they are written to
+            return self._typed_sources(etype)
+        state = etype.data_ptr(), etype.stride(), etype.dtype, etype._version
+        if kept is None or kept[1] != state:
+            with torch.inference_mode(False):  # as coo
+                # With the types: no other tensor comes to lie where they are.
+                kept = etype, state, self._typed_sources(etype)
+            self._held.typed[side] = kept
+        return kept[2]
+
+    def _typed_sources(self, etype: torch.Tensor) -> TypedSources | None:
+        indptr, indices, eids = self.csc()
+        types = (etype if eids is None else etype[eids.long()]).long()
+        keys, pair = (types * self.num_src + indices).unique(return_inverse=True)
+        types = keys.div(max(1, self.num_src), rounding_mode="floor")
+        bounds = types[[0, -1]].tolist() if len(types) else [0, -1]
+        if bounds[0] < 0:
+            return None
+        sources = (keys - types * self.num_src).to(self.idtype)
+        starts = torch.arange(len(keys) + 1, dtype=self.idtype, device=self.device)
+        return TypedSources(
+            types,
+            bounds[1] + 1,
+            Relation(self.num_src, len(keys), csc=Compressed(starts, sources, None)),
+            Relation(len(keys), self.num_dst, csc=Compressed(indptr, pair.to(self.idtype), eids)),
+        )
 
     def edges_between(
         self, src: torch.Tensor, dst: torch.Tensor

@@ -11,6 +11,17 @@ from torch import Tensor
 
 from dgl_mgpu.errors import InvalidInputError
 
+
+def is_transformed() -> bool:
+    """Whether operators are not just run and recorded for a backward pass: torch compiles them, or
+    derives forward or with functorch."""
+    return (
+        torch.compiler.is_compiling()
+        or torch.autograd.forward_ad._current_level >= 0
+        or torch._C._are_functorch_transforms_active()
+    )
+
+
 Backward = Callable[..., tuple[Tensor | None, ...]]
 
 

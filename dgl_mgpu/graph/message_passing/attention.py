@@ -18,9 +18,9 @@ from dgl_mgpu.graph.distributed import DistributedGraphIndex
 from dgl_mgpu.graph.index import TensorIndex
 from dgl_mgpu.graph.relation import Relation
 from dgl_mgpu.ops.attention import (
-    NO_TERMS,
     AttentionOperands,
     AttentionScore,
+    EdgeTerms,
     Entries,
     KeptOutput,
     attention,
@@ -34,16 +34,19 @@ from dgl_mgpu.ops.attention import (
     computed_in,
 )
 from dgl_mgpu.ops.attention_cuda import can_attend
-from dgl_mgpu.ops.autograd import differentiable_once
+from dgl_mgpu.ops.autograd import differentiable_once, is_transformed
 from dgl_mgpu.ops.check import DTYPES
 
 
-def serves(graph: Any, heads: int, width: int, *features: Any) -> bool:
+def serves(graph: Any, heads: int, width: int, *features: Any, reads_edges: bool = False) -> bool:
     """Whether nodes of a graph can attend in one pass to values of this shape.
 
-    ``features`` are what a layer is given: of nodes, of two dimensions.
+    ``features`` are what a layer is given: of nodes, of two dimensions.  A layer that
+    ``reads_edges`` has numbers of edges, too, which do not come round by round.
     """
     if not isinstance(graph, DGLGraph):
+        return False
+    if reads_edges and isinstance(graph._graph, DistributedGraphIndex):
         return False
     ends = _ends_of(graph._graph)
     if ends is None:
@@ -60,9 +63,7 @@ def serves(graph: Any, heads: int, width: int, *features: Any) -> bool:
             for rows in features
         )
         and all(can_attend(heads, width, dtype) for dtype in (torch.float32, features[0].dtype))
-        and not torch.compiler.is_compiling()
-        and torch.autograd.forward_ad._current_level < 0
-        and not torch._C._are_functorch_transforms_active()
+        and not is_transformed()
     )
 
 
@@ -74,6 +75,25 @@ def _ends_of(index: Any) -> tuple[int, int] | None:
         return None
     (relation,) = index.relations
     return relation.num_src, relation.num_dst
+
+
+def are_weights(graph: DGLGraph, edge_weight: Any, dtype: torch.dtype) -> bool:
+    """Whether a layer is given a number for each edge of a graph, or None for all of them.
+
+    ``dtype`` is that of features: what numbers are computed in goes by it.
+    """
+    return edge_weight is None or (
+        isinstance(edge_weight, Tensor)
+        and edge_weight.shape == (graph.num_edges(),)
+        and edge_weight.device == graph.device
+        and edge_weight.dtype in DTYPES
+        and computed_in(edge_weight.dtype) == computed_in(dtype)
+    )
+
+
+def by_edge(numbers: Tensor | None, values: Tensor) -> Tensor | None:
+    """What edges have of their own, for all heads of values alike, as attention takes it."""
+    return None if numbers is None else numbers.to(computed_in(values.dtype)).unsqueeze(1)
 
 
 def overwrites_sources(graph: Any, feat: Any) -> bool:
@@ -123,6 +143,7 @@ def additive(
     attn_l: Tensor,
     attn_r: Tensor,
     bias: Tensor | None,
+    edge_weights: Tensor | None,
     negative_slope: float,
     dropout: float,
 ) -> Tensor:
@@ -135,6 +156,8 @@ def additive(
         None if destinations are the first of the sources.
     attn_l, attn_r : Tensor, shape (1, heads, width)
     bias : Tensor or None, shape (heads, width)
+    edge_weights : Tensor or None, shape (num_edges, 1)
+        What the softmax is multiplied by; float64 if the sources are so, else float32.
 
     Returns
     -------
@@ -145,9 +168,16 @@ def additive(
     with torch.autocast(sources.device.type, enabled=False):
         vectors = torch.cat([attn_l, attn_r]).to(computed_in(sources.dtype))
         if isinstance(relation, DistributedGraphIndex):
+            assert edge_weights is None  # see :func:`serves`
             return relation.attend(sources, None, destinations, vectors, bias, score)
         out: Tensor = _Additive.apply(
-            _Pass(relation, score), _key(sources, dropout), sources, destinations, vectors, bias
+            _Pass(relation, score),
+            _key(sources, dropout),
+            sources,
+            destinations,
+            vectors,
+            bias,
+            edge_weights,
         )
     return out
 
@@ -176,6 +206,23 @@ def of_rows(
         )  # fmt: skip
 
 
+def of_logits(
+    relation: Relation, values: Tensor, logits: Tensor, edge_weights: Tensor | None
+) -> Tensor:
+    """Sum values by the softmax of numbers that edges have, shape (num_edges, heads)."""
+    heads, dtype = values.shape[1], computed_in(values.dtype)
+    left, right = (
+        values.new_zeros(count, heads, dtype=dtype)
+        for count in (relation.num_src, relation.num_dst)
+    )
+    indptr, indices, eids = relation.csc()
+    with torch.autocast(values.device.type, enabled=False):
+        return attention(
+            indptr, indices, eids, values, left, right, score="additive", negative_slope=1.0,
+            edge_scores=logits.to(dtype), edge_weights=edge_weights, by_source=relation.csr,
+        )  # fmt: skip
+
+
 class _Pass(NamedTuple):
     relation: Relation
     score: AttentionScore
@@ -199,6 +246,7 @@ class _Additive(torch.autograd.Function):
         destinations: Tensor | None,
         vectors: Tensor,
         bias: Tensor | None,
+        edge_weights: Tensor | None,
     ) -> Tensor:
         relation, score = request
         sources = sources.contiguous()
@@ -210,29 +258,32 @@ class _Additive(torch.autograd.Function):
             left, _ = attention_vectors(sources, vectors, 0)
             right, _ = attention_vectors(destinations, vectors.flip(0), 0)
         operands = AttentionOperands(sources, left, right, None)
+        terms = EdgeTerms(None, None if edge_weights is None else edge_weights.contiguous())
         entries = Entries(*relation.csc())
-        check_attention(entries, operands, NO_TERMS, bias, score.kind, score.dropout)
-        out, kept = attention_forward(entries, operands, NO_TERMS, bias, key, score)
+        check_attention(entries, operands, terms, bias, score.kind, score.dropout)
+        out, kept = attention_forward(entries, operands, terms, bias, key, score)
         ctx.request, ctx.output = request, KeptOutput(out)
         # A copy: a bias may be updated meanwhile.
         bias = None if bias is None else bias.clone()
-        ctx.save_for_backward(key, sources, destinations, vectors, bias, left, right, kept)
+        ctx.save_for_backward(
+            key, sources, destinations, vectors, bias, left, right, kept, terms.edge_weights
+        )
         return out
 
     @staticmethod
     @differentiable_once("attention", "compose it of dgl.ops")
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        key, sources, destinations, vectors, bias, left, right, kept = ctx.saved_tensors
+        key, sources, destinations, vectors, bias, left, right, kept, weights = ctx.saved_tensors
         relation, score = ctx.request
-        operands = AttentionOperands(sources, left, right, None)
+        operands, terms = AttentionOperands(sources, left, right, None), EdgeTerms(None, weights)
         entries, edges = Entries(*relation.csc()), Entries(*relation.csr())
         check_sources(edges, len(sources))
         out = ctx.output.unchanged_or(
-            lambda: attention_forward(entries, operands, NO_TERMS, bias, key, score)[0]
+            lambda: attention_forward(entries, operands, terms, bias, key, score)[0]
         )
         gradient = attention_products(grad.contiguous(), out, kept, right, bias, score)
-        of_sources, of_left, of_right, *_ = attention_backward(
-            entries, edges, operands, NO_TERMS, gradient, key, score
+        of_sources, of_left, of_right, *_, of_weights = attention_backward(
+            entries, edges, operands, terms, gradient, key, score, ctx.needs_input_grad[6]
         )
         assert of_sources is not None
         assert of_left is not None
@@ -248,4 +299,4 @@ class _Additive(torch.autograd.Function):
             )
             of_vectors[1] = of_right_vector
         of_bias = None if bias is None else grad.sum(0)
-        return None, None, of_sources, of_destinations, of_vectors, of_bias
+        return None, None, of_sources, of_destinations, of_vectors, of_bias, of_weights

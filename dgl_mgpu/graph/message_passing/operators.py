@@ -114,10 +114,10 @@ def gspmm(graph: DGLGraph, op: str, reduce: str, lhs: Any, rhs: Any) -> Any:
     ):
         return originals["dgl.ops.spmm:gspmm"](graph, op, reduce, lhs, rhs)
     if not torch.is_autocast_enabled("cuda"):
-        return _aggregate(index.relations[0], reduce, lhs)
+        return aggregate(index.relations[0], reduce, lhs)
     (lhs,) = _cast_if_autocast_enabled(lhs)
     with _disable_autocast_if_enabled():
-        return _aggregate(index.relations[0], reduce, lhs)
+        return aggregate(index.relations[0], reduce, lhs)
 
 
 def gsddmm(
@@ -132,7 +132,7 @@ def gsddmm(
     return originals["dgl.ops.sddmm:gsddmm"](graph, op, lhs, rhs, lhs_target, rhs_target)
 
 
-def _aggregate(relation: Relation, reduce: str, u: torch.Tensor) -> torch.Tensor:
+def aggregate(relation: Relation, reduce: str, u: torch.Tensor) -> torch.Tensor:
     """The sum or mean over every node's in-neighbours, 0 where there are none; differentiable."""
     _check_rows(u, relation.num_src, "source node")
     if is_recorded(u):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -19,6 +21,35 @@ from dgl_mgpu.graph.sparse.pattern import (
 )
 
 
+class DotScores(NamedTuple):
+    """Products of rows, ``scale * sum(left[column] * right[row])`` for each non-zero and head."""
+
+    #: Shape (columns, heads, width).
+    left: torch.Tensor
+    #: Shape (rows, heads, width).
+    right: torch.Tensor
+    scale: float
+    #: 2 where values are scalars, 3 where they are vectors of a number for each head.
+    dim: int
+
+
+class Pending:
+    """Values that are computed when somebody reads them: scores, or their softmax in each row."""
+
+    def __init__(
+        self, scores: DotScores, is_softmax: bool, compute: Callable[[], torch.Tensor]
+    ) -> None:
+        self.scores = scores
+        self.is_softmax = is_softmax
+        #: Whether gradients flow through them, which depends on when the script asked for them.
+        self.is_recorded = torch.is_grad_enabled()
+        self._compute = compute
+
+    def value(self) -> torch.Tensor:
+        with torch.inference_mode(False), torch.set_grad_enabled(self.is_recorded):
+            return self._compute()
+
+
 class SparseMatrix:
     """A pattern and a value for each of its non-zeros, which gradients flow through.
 
@@ -26,18 +57,43 @@ class SparseMatrix:
     class, which ``dgl.sparse.SparseMatrix`` documents.
     """
 
-    def __init__(self, pattern: SparsityPattern, value: torch.Tensor) -> None:
+    def __init__(self, pattern: SparsityPattern, value: torch.Tensor | Pending) -> None:
         self.pattern = pattern
         self._value = value
+        #: The values' version, and what all of them are then, or None.
+        self._constant: tuple[int, float | None] | None = None
 
     def val(self) -> torch.Tensor:
+        if isinstance(self._value, Pending):
+            self._value = self._value.value()
         return self._value
+
+    @property
+    def pending(self) -> Pending | None:
+        """What values are that nobody has read."""
+        return self._value if isinstance(self._value, Pending) else None
+
+    def constant(self) -> float | None:
+        """The number that all values are; None where they differ, or gradients flow through them.
+
+        The host waits once for the device, and again when a script has written to the values.
+        """
+        value = self.val()
+        if value.requires_grad or value.is_inference() or value.is_complex() or not value.numel():
+            return None
+        if self._constant is None or self._constant[0] != value._version:
+            if value.is_cuda and torch.cuda.is_current_stream_capturing():
+                return None
+            low, high = torch.stack(value.aminmax()).tolist()
+            number = float(low) if low == high and math.isfinite(low) else None
+            self._constant = value._version, number
+        return self._constant[1]
 
     def nnz(self) -> int:
         return self.pattern.relation.num_edges
 
     def device(self) -> torch.device:
-        return self._value.device
+        return self.pattern.relation.device
 
     def shape(self) -> tuple[int, int]:
         return self.pattern.shape
@@ -58,7 +114,7 @@ class SparseMatrix:
         return indptr, indices, places
 
     def transpose(self) -> SparseMatrix:
-        return SparseMatrix(self.pattern.transpose(), self._value)
+        return SparseMatrix(self.pattern.transpose(), self.val())
 
     def has_duplicate(self) -> bool:
         return self.pattern.has_duplicate
@@ -69,10 +125,10 @@ class SparseMatrix:
     def coalesce(self) -> SparseMatrix:
         """One non-zero a place, sorted by row and column, with the sum of the values there."""
         keys, place = self.pattern.keys().unique(return_inverse=True)
-        terms = widen(self._value)
+        terms = widen(self.val())
         total = terms.new_zeros(keys.numel(), *terms.shape[1:]).index_add(0, place, terms)
         pattern = SparsityPattern.from_keys(keys, self.shape())
-        return SparseMatrix(pattern, total.to(self._value.dtype))
+        return SparseMatrix(pattern, total.to(self.val().dtype))
 
     def index_select(self, dim: int, index: torch.Tensor) -> SparseMatrix:
         """The rows (``dim=0``) or columns (``dim=1``) `index`, in this order."""
@@ -107,7 +163,7 @@ class SparseMatrix:
         indptr = torch.cat([counts.new_zeros(1), counts.cumsum(0)]).to(csr.indptr.dtype)
         shape = ids.numel(), self.shape()[1]
         pattern = SparsityPattern.from_csr(indptr, csr.indices[entries], shape)
-        return SparseMatrix(pattern, self._value.index_select(0, csr.ids_at(entries).long()))
+        return SparseMatrix(pattern, self.val().index_select(0, csr.ids_at(entries).long()))
 
     def sample(
         self, dim: int, fanout: int, ids: torch.Tensor, replace: bool, bias: bool

@@ -8,6 +8,7 @@ float32.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ import torch
 from dgl_mgpu import ops
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.graph.relation import ranges
+from dgl_mgpu.graph.sparse.attention import attend, pending_product
 from dgl_mgpu.graph.sparse.matrix import SparseMatrix, widen
 from dgl_mgpu.graph.sparse.pattern import SparsityPattern, check_numbering, check_same
 from dgl_mgpu.graph.sparse.reduction import BroadcastRows, check_no_duplicates
@@ -32,6 +34,9 @@ def spmm(mat: SparseMatrix, dense: torch.Tensor) -> torch.Tensor:
     shape (M, N, K); the result has L in place of M.
     """
     action = "multiply a sparse with a dense matrix"
+    attended = attend(mat, dense)
+    if attended is not None:
+        return attended
     value = mat.val()
     batch = tuple(value.shape[1:])
     fits = dense.dim() in ((3,) if batch else (1, 2)) and dense.shape[0] == mat.shape()[1]
@@ -77,6 +82,9 @@ def sddmm(mat: SparseMatrix, lhs: torch.Tensor, rhs: torch.Tensor) -> SparseMatr
             "dimension, as long as values are",
         )
     check_same(action, lhs=lhs, rhs=rhs)
+    pending = pending_product(mat, lhs, rhs, functools.partial(_Dot.apply, mat.pattern))
+    if pending is not None:
+        return pending
     product = _Dot.apply(mat.pattern, lhs, rhs.transpose(0, 1))
     if value.dim() < product.dim():
         value = value[:, None]

@@ -9,6 +9,7 @@ import torch
 
 from dgl_mgpu import ops
 from dgl_mgpu.errors import InvalidInputError
+from dgl_mgpu.graph.sparse.attention import pending_softmax
 from dgl_mgpu.graph.sparse.matrix import SparseMatrix
 from dgl_mgpu.graph.sparse.pattern import SparsityPattern, check_dim, check_same
 
@@ -103,11 +104,14 @@ def softmax(mat: SparseMatrix, dim: int) -> SparseMatrix:
     """Softmax over the non-zeros of each column (``dim=0``) or row (``dim=1``)."""
     action = "take the softmax of a sparse matrix"
     check_dim(action, dim)
+    pattern = mat.pattern if dim == 1 else mat.pattern.transpose()
+    pending = pending_softmax(mat, dim, lambda: _Softmax.apply(pattern, mat.val()))
+    if pending is not None:
+        return pending
     value = mat.val()
     if not value.is_floating_point():
         found = f"the values have dtype {value.dtype}"
         raise InvalidInputError(action, found, "convert with float()")
-    pattern = mat.pattern if dim == 1 else mat.pattern.transpose()
     return SparseMatrix(mat.pattern, _Softmax.apply(pattern, value))
 
 

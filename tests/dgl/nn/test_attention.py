@@ -143,7 +143,6 @@ def test_what_is_asked_for_besides_is_composed(passes):
         for name in ("GAT", "GATv2", "dot"):
             _, weights = LAYERS[name]()(g, rows, get_attention=True)
             assert weights.shape == (g.num_edges(), 3, 1)
-        LAYERS["GAT"]()(g, rows, edge_weight=torch.rand(g.num_edges()))
         LAYERS["GAT"]()(g, rows.view(NODES, 1, WIDTH))
     assert not passes
 

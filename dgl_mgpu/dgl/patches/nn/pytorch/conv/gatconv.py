@@ -16,20 +16,20 @@ def forward(
     from dgl_mgpu.graph.message_passing import attention
 
     features = feat if isinstance(feat, tuple) else (feat,)
+    shape = self._num_heads, self._out_feats
     if (
-        edge_weight is not None
-        or get_attention
+        get_attention
         or self.attn_l.shape != self.attn_r.shape
         or self.attn_l.shape != (1, self._num_heads, self._out_feats)
         or not attention.is_plain(self.leaky_relu, LeakyReLU)
         or not attention.is_plain(self.attn_drop, Dropout)
-        or not attention.serves(graph, self._num_heads, self._out_feats, *features)
+        or not attention.serves(graph, *shape, *features, reads_edges=edge_weight is not None)
+        or not attention.are_weights(graph, edge_weight, features[0].dtype)
     ):
         return forward_with_residual(
             "gatconv:GATConv", self, graph, feat, edge_weight, get_attention
         )
     attention.refuse_nodes_without_edges(self, graph)
-    shape = self._num_heads, self._out_feats
     rows = [self.feat_drop(it) for it in features]
     destinations = None
     if isinstance(feat, tuple):
@@ -50,6 +50,7 @@ def forward(
         self.attn_l,
         self.attn_r,
         bias if is_bias_added else None,
+        attention.by_edge(edge_weight, sources),
         self.leaky_relu.negative_slope,
         attention.dropped(self.attn_drop),
     )
