@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -49,63 +50,107 @@ class Broadcast(CommSchedule):
         # Own rows are waited for, too: they may be overwritten as soon as sums are there.
         return partial(_wait_for_rows, message, room)
 
-    def start_return(self, number: int, rows: torch.Tensor) -> Returning:
+    def start_return(
+        self, number: int, rows: torch.Tensor, *, own: torch.Tensor | None = None
+    ) -> Returning:
         if self.group is None or not rows.numel():
             return Returning(nothing, nothing)
         work = dist.reduce(rows, group=self.group, group_dst=number, async_op=True)
         return Returning(Message(work, rows).wait, nothing)
 
 
-def rounds_of_distances(num_ranks: int, num_chunks: int) -> list[int]:
-    """In which round rows come over which distance from one rank to the next ones.
+class Portion(NamedTuple):
+    """Consecutive rows of those that one rank has for another, and the round in which they come."""
 
-    Own rows in the first; there is a chunk for each other rank at most.
+    number: int
+    begin: int
+    end: int
+
+    @property
+    def size(self) -> int:
+        return self.end - self.begin
+
+
+def portions_of(distance: int, count: int, num_ranks: int, num_chunks: int) -> list[Portion]:
+    """The rounds in which so many rows come over a distance from one rank to the next ones.
+
+    The first round has own rows.  In few chunks several ranks' rows come in one; in more than there
+    are other ranks, each one's come in several: as many for all.
     """
     steps = num_ranks - 1
-    num_chunks = min(num_chunks, steps)
-    return [0, *(1 + step * num_chunks // steps for step in range(steps))]
+    if num_chunks < steps:
+        return [Portion(1 + (distance - 1) * num_chunks // steps, 0, count)]
+    each = num_chunks // steps
+    return [
+        Portion(1 + (distance - 1) * each + place, count * place // each, count * (place + 1) // each)
+        for place in range(each)
+    ]
+
+
+def num_rounds(num_ranks: int, num_chunks: int) -> int:
+    """How many rounds there are then, that of own rows among them."""
+    steps = num_ranks - 1
+    return 1 + (num_chunks if num_chunks < steps else num_chunks // max(steps, 1) * steps)
 
 
 class Chunks(CommSchedule):
-    """First the rank's own rows, then those of the ranks behind it, each once, some ranks a round.
+    """First the rank's own rows, then those of the ranks behind it, each once, some of them a round.
 
     More rounds for the halo overlap better and have fewer rows on their way, fewer cost less.
     """
 
     def __init__(self, part: Part, group: dist.ProcessGroup | None, num_chunks: int = 2) -> None:
         super().__init__(part, group)
-        self._round_at = rounds_of_distances(part.num_ranks, num_chunks)
-        self.num_chunks = self._round_at[-1]
+        self.num_chunks = num_rounds(part.num_ranks, num_chunks) - 1
         self._sent = part.sent.split_with_sizes(part.sending)
-        #: By round, how many rows each rank sends this one, and this rank sends each one.
-        self._receive_counts, self._send_counts = [], []
-        for number in range(1 + self.num_chunks):
-            of_wanted, of_sending = enumerate(part.wanted), enumerate(part.sending)
-            self._receive_counts.append(
-                [count * (self._round(part.rank, rank) == number) for rank, count in of_wanted]
-            )
-            self._send_counts.append(
-                [count * (self._round(rank, part.rank) == number) for rank, count in of_sending]
-            )
+        self._set_rows(part.wanted, part.sending)
 
-    def _round(self, reader: int, owner: int) -> int:
-        """The round in which a rank gets the rows of another one."""
-        return self._round_at[(owner - reader) % self.part.num_ranks]
+    def _set_rows(self, reading: Sequence[int], lending: Sequence[int]) -> None:
+        """How many rows this rank gets of each other one, and has for each one.
+
+        By round, `_receive` and `_send` have the ranks and portions of these, in order of ranks.
+        """
+        rank, size = self.part.rank, self.part.num_ranks
+        rounds = range(1 + self.num_chunks)
+        self._receive: list[list[tuple[int, Portion]]] = [[] for _ in rounds]
+        self._send: list[list[tuple[int, Portion]]] = [[] for _ in rounds]
+        for other in range(size):
+            if other == rank:
+                continue
+            for portion in self._portions((other - rank) % size, reading[other]):
+                self._receive[portion.number].append((other, portion))
+            for portion in self._portions((rank - other) % size, lending[other]):
+                self._send[portion.number].append((other, portion))
+
+    def _portions(self, distance: int, count: int) -> list[Portion]:
+        return portions_of(distance, count, self.part.num_ranks, self.num_chunks)
+
+    def _places_of(self, rank: int) -> torch.Tensor:
+        """The place of each of the halo's rows of a rank among the rows that come from it."""
+        return torch.arange(self.part.wanted[rank], device=self.part.halo.device)
 
     def columns(self) -> tuple[torch.Tensor, torch.Tensor, list[int]]:
-        part, device = self.part, self.part.halo.device
-        of_owner = torch.tensor(
-            [self._round(part.rank, owner) for owner in range(part.num_ranks)], device=device
-        )
-        of_halo = of_owner.repeat_interleave(torch.tensor(part.wanted, device=device))
-        own = part.num_own_src
-        rounds = torch.cat([of_halo.new_zeros(own), of_halo])
+        own, device = self.part.num_own_src, self.part.halo.device
+        rounds = torch.zeros(own + len(self.part.halo), dtype=torch.int64, device=device)
         places = torch.arange(len(rounds), device=device)
+        of_halo = list(
+            zip(
+                rounds[own:].split_with_sizes(self.part.wanted),
+                places[own:].split_with_sizes(self.part.wanted),
+                strict=True,
+            )
+        )
         sizes = [own]
-        for number in range(1, 1 + self.num_chunks):
-            chosen = of_halo == number
-            places[own:] = torch.where(chosen, chosen.cumsum(0) - 1, places[own:])
-            sizes.append(sum(self._receive_counts[number]))
+        for number, receive in enumerate(self._receive[1:], 1):
+            begin = 0
+            for rank, portion in receive:
+                round_of, place_of = of_halo[rank]
+                places_there = self._places_of(rank)
+                chosen = (places_there >= portion.begin) & (places_there < portion.end)
+                round_of[chosen] = number
+                place_of[chosen] = places_there[chosen] + (begin - portion.begin)
+                begin += portion.size
+            sizes.append(begin)
         return rounds, places, sizes
 
     def start(self, number: int, rows: torch.Tensor, room: torch.Tensor | None = None) -> Arriving:
@@ -113,45 +158,67 @@ class Chunks(CommSchedule):
         if number == 0:
             own = rows.contiguous()
             return lambda: own
-        receive, send = self._receive_counts[number], self._send_counts[number]
+        receive, send = self._receive[number], self._send[number]
         if room is None:
-            room = rows.new_empty(sum(receive), *rows.shape[1:])
-        sent = [places for places, count in zip(self._sent, send, strict=True) if count]
-        places = sent[0] if len(sent) == 1 else torch.cat([*sent, self._sent[0][:0]])
+            room = rows.new_empty(size_of(receive), *rows.shape[1:])
+        sent = [self._sent[rank][portion.begin : portion.end] for rank, portion in send]
+        places = sent[0] if len(sent) == 1 else torch.cat(sent)
         message = self._exchange(room, rows.index_select(0, places), receive, send)
         return partial(_wait_for_rows, message, room)
 
-    def start_return(self, number: int, rows: torch.Tensor, highest: bool = False) -> Returning:
+    def start_return(
+        self,
+        number: int,
+        rows: torch.Tensor,
+        highest: bool = False,
+        *,
+        own: torch.Tensor | None = None,
+    ) -> Returning:
         if number == 0:
             return Returning(nothing, nothing)
-        receive, send = self._receive_counts[number], self._send_counts[number]
-        room = rows.new_empty(sum(send), *rows.shape[1:])
+        receive, send = self._receive[number], self._send[number]
+        room = rows.new_empty(size_of(send), *rows.shape[1:])
         message = self._exchange(room, rows, send, receive)
 
         def add(own: torch.Tensor) -> None:
-            for rank, returned in enumerate(room.split_with_sizes(send)):
-                if len(returned):
-                    self._add(own, returned, rank, highest)
+            sizes = [portion.size for _, portion in send]
+            for (rank, portion), found in zip(send, room.split_with_sizes(sizes), strict=True):
+                self._add(own, found, rank, portion, highest)
 
         return Returning(nothing if message is None else message.wait, add)
 
-    def _add(self, own: torch.Tensor, returned: torch.Tensor, rank: int, highest: bool) -> None:
+    def _add(
+        self, own: torch.Tensor, found: torch.Tensor, rank: int, portion: Portion, highest: bool
+    ) -> None:
         # Of one rank no row comes twice: the order of additions is that of ranks.
-        places = self._sent[rank]
+        places = self._sent[rank][portion.begin : portion.end]
         if highest:
-            own[places] = torch.maximum(own[places], returned)
+            own[places] = torch.maximum(own[places], found)
         else:
-            own.index_add_(0, places, returned)
+            own.index_add_(0, places, found)
 
     def _exchange(
-        self, out: torch.Tensor, rows: torch.Tensor, receive: list[int], send: list[int]
+        self,
+        out: torch.Tensor,
+        rows: torch.Tensor,
+        receive: list[tuple[int, Portion]],
+        send: list[tuple[int, Portion]],
     ) -> Message | None:
         if self.group is None or math.prod(rows.shape[1:]) == 0:
             return None
+        counts = [[0] * self.part.num_ranks for _ in range(2)]
+        for of_ranks, parts in zip(counts, (receive, send), strict=True):
+            for rank, portion in parts:
+                of_ranks[rank] = portion.size
         work = dist.all_to_all_single(
-            sendable(out), sendable(rows), receive, send, group=self.group, async_op=True
+            sendable(out), sendable(rows), *counts, group=self.group, async_op=True
         )
         return Message(work, out, rows)
+
+
+def size_of(parts: list[tuple[int, Portion]]) -> int:
+    """Rows of all ranks' portions."""
+    return sum(portion.size for _, portion in parts)
 
 
 def _wait_for_rows(message: Message | None, room: torch.Tensor) -> torch.Tensor:
@@ -195,7 +262,9 @@ class WholeHalo(CommSchedule):
 
         return arrived
 
-    def start_return(self, number: int, rows: torch.Tensor) -> Returning:
+    def start_return(
+        self, number: int, rows: torch.Tensor, *, own: torch.Tensor | None = None
+    ) -> Returning:
         if self.part.num_ranks == 1:
             return self._halo.start_return(0, rows)
         return self._halo.start_return(1, rows[self.part.num_own_src :])

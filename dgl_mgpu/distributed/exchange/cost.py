@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 
 from dgl_mgpu.comm.communicator import Communicator
-from dgl_mgpu.distributed.exchange.collectives import rounds_of_distances
+from dgl_mgpu.distributed.exchange.collectives import num_rounds, portions_of
 from dgl_mgpu.distributed.exchange.strategies import (
     BROADCAST,
     HALO_BLOCKING,
@@ -157,11 +157,14 @@ class Model:
             return [_Round(self._loads[owner].own_src, load.edges[owner]) for owner in ranks]
         if strategy == HALO_BLOCKING:
             return [_Round(sum(load.wanted), sum(load.edges))]
-        round_at = rounds_of_distances(len(ranks), strategy.chunks or 1)
-        rounds = [_Round(0, load.edges[rank])] + [_Round(0, 0)] * round_at[-1]
-        for distance, number in enumerate(round_at[1:], 1):
-            owner, before = (rank + distance) % len(ranks), rounds[number]
-            rounds[number] = _Round(
-                before.rows + load.wanted[owner], before.edges + load.edges[owner]
-            )
+        size, chunks = len(ranks), strategy.chunks or 1
+        rounds = [_Round(0, load.edges[rank])]
+        rounds += [_Round(0, 0)] * (num_rounds(size, chunks) - 1)
+        for distance in range(1, size):
+            owner = (rank + distance) % size
+            wanted, edges = load.wanted[owner], load.edges[owner]
+            for portion in portions_of(distance, wanted, size, chunks):
+                rows, before = portion.size, rounds[portion.number]
+                of_rows = edges * rows // max(wanted, 1)
+                rounds[portion.number] = _Round(before.rows + rows, before.edges + of_rows)
         return rounds

@@ -23,7 +23,7 @@ class Halo:
     ) -> None:
         self.part = part
         # A round for each other rank: what is sent or lent at a time is one rank's.
-        self._rounds = halo_in_chunks(part, group, window, part.num_ranks, read_all=False)
+        self._rounds = halo_in_chunks(part, group, window, part.num_ranks - 1, read_all=False)
 
     def _of_rounds(self, rows: torch.Tensor) -> list[torch.Tensor]:
         """Of the halo's rows those of each round; none in the first."""

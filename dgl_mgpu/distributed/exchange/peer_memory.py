@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from dgl_mgpu.comm.communicator import Communicator
-from dgl_mgpu.distributed.exchange.collectives import Chunks
+from dgl_mgpu.distributed.exchange.collectives import Chunks, Portion, size_of
 from dgl_mgpu.distributed.exchange.schedule import Arriving, Returning
 from dgl_mgpu.distributed.exchange.window import Window
 from dgl_mgpu.distributed.local_part import Part
@@ -24,9 +24,9 @@ class PeerChunks(Chunks):
     """As `Chunks`, between GPUs that read each other's memory.
 
     Messages of NCCL take multiprocessors from the sums that they overlap with, and carry small
-    chunks slowly; copy engines do neither.  A rank lends all of its rows, once for all others: each
-    half of the window holds as many as it has.  Of a rank's rows of which a halo has most, all are
-    copied, unless ``read_all`` is off: picking them out would take longer than copying a few more.
+    chunks slowly; copy engines do neither.  A rank puts what others read in a round into its half
+    of the window.  Of a rank's rows of which a halo has most, all come, unless ``read_all`` is off:
+    picking them out would take longer than copying a few more.
     """
 
     def __init__(
@@ -34,84 +34,78 @@ class PeerChunks(Chunks):
     ) -> None:
         super().__init__(part, window.group, num_chunks)
         self._window = window
-        self._counts = [part.src.count(rank) for rank in range(part.num_ranks)]
-        # Of each rank, how many rows it reads of each one, and later gives back.
+        counts = [part.src.count(rank) for rank in range(part.num_ranks)]
         most = MOST_WANTED if read_all else math.inf
+        # Of each rank, how many rows it reads of each one.
         reads = [
-            rows_read(wanted, self._counts, most)
+            rows_read(wanted, counts, most)
             for wanted in Communicator.of_all_machines().all_gather(part.wanted)
         ]
-        rounds = range(1 + self.num_chunks)
-        by_round = [
-            [
-                [count * (self._round(reader, owner) == number) for owner, count in enumerate(read)]
-                for reader, read in enumerate(reads)
-            ]
-            for number in rounds
-        ]
-        self._rooms = [of_round[part.rank] for of_round in by_round]
-        #: By round, how many rows each rank gives back to this one, and where they begin.
-        self._returned = [[of_rank[part.rank] for of_rank in of_round] for of_round in by_round]
-        self._returned_at = [
-            [sum(of_rank[: part.rank]) for of_rank in of_round] for of_round in by_round
-        ]
-        self._most_returned = max(sum(of_rank) for of_round in by_round for of_rank in of_round)
+        lends = [read[part.rank] for read in reads]
+        self._set_rows(reads[part.rank], lends)
+        self._set_places(reads)
         #: Ranks all of whose rows are read, and that read all of this one's.
-        own = part.num_own_src
         self._wholly_read = {
-            rank for rank, count in enumerate(reads[part.rank]) if count == self._counts[rank] > 0
+            rank for rank, count in enumerate(reads[part.rank]) if count == counts[rank] > 0
         }
-        self._wholly_lent = {rank for rank, read in enumerate(reads) if read[part.rank] == own > 0}
-        self._halo_bounds = list(itertools.accumulate(part.wanted, initial=0))
-        self._memory: Sequence[torch.Tensor] = []
-        #: Which exchange of the window these rows are.
-        self._lent_at = 0
+        self._wholly_lent = {
+            rank for rank, count in enumerate(lends) if count == counts[part.rank] > 0
+        }
+        self._starts = list(itertools.accumulate(part.wanted, initial=0))
 
-    def _wanted_rows(self, rank: int) -> torch.Tensor:
-        """Which of another rank's rows are in the halo."""
-        halo = self.part.halo[self._halo_bounds[rank] : self._halo_bounds[rank + 1]]
-        return halo - self.part.src.bounds[rank]
+    def _set_places(self, reads: Sequence[Sequence[int]]) -> None:
+        """Where this rank's rows begin in others' memory, given what each rank reads of each one.
 
-    def columns(self) -> tuple[torch.Tensor, torch.Tensor, list[int]]:
-        rounds, places, sizes = super().columns()
-        own = self.part.num_own_src
-        for number in range(1, 1 + self.num_chunks):
-            begin = 0
-            for rank, count in enumerate(self._rooms[number]):
-                if not count:
+        By round, `_lent_at` is of the rows that each rank lends it, `_returned_at` of those that
+        each rank gives back to it; `_most_rows` is of any rank's memory.
+        """
+        me, size = self.part.rank, self.part.num_ranks
+        rounds = range(1 + self.num_chunks)
+        lent, returned = ([[0] * size for _ in rounds] for _ in range(2))
+        self._lent_at, self._returned_at = ([[0] * size for _ in rounds] for _ in range(2))
+        for reader in range(size):
+            for owner in range(size):
+                if reader == owner:
                     continue
-                if rank in self._wholly_read:
-                    at = self._wanted_rows(rank)
-                else:
-                    at = torch.arange(count, device=places.device)
-                first, last = self._halo_bounds[rank], self._halo_bounds[rank + 1]
-                places[own + first : own + last] = begin + at
-                begin += count
-            sizes[number] = begin
-        return rounds, places, sizes
+                distance = (owner - reader) % size
+                for number, begin, end in self._portions(distance, reads[reader][owner]):
+                    if reader == me:
+                        self._lent_at[number][owner] = lent[number][owner]
+                    if owner == me:
+                        self._returned_at[number][reader] = returned[number][reader]
+                    lent[number][owner] += end - begin
+                    returned[number][reader] += end - begin
+        self._most_rows = max(map(max, (*lent, *returned)))
+
+    def _places_of(self, rank: int) -> torch.Tensor:
+        if rank not in self._wholly_read:
+            return super()._places_of(rank)
+        return self.part.halo[self._starts[rank] : self._starts[rank + 1]] - self.part.src.bounds[rank]
 
     def start(self, number: int, rows: torch.Tensor, room: torch.Tensor | None = None) -> Arriving:
         if number == 0:
             return super().start(0, rows)
-        counts = self._rooms[number]
+        receive = self._receive[number]
         if room is None:
-            room = rows.new_empty(sum(counts), *rows.shape[1:])
+            room = rows.new_empty(size_of(receive), *rows.shape[1:])
         rows = rows.contiguous()
         with self._window.aside():
-            # Once for all rounds, unless rows have gone back meanwhile.
-            if number == 1 or self._window.turns > self._lent_at:
-                self._memory = self._window.turn(max(self._counts) * _row_bytes(rows))
-                self._lent_at = self._window.turns
-                _rows_at(self._memory[self.part.rank], 0, len(rows), rows).copy_(rows)
-                self._window.wait_for_all()
-            for rank, place in enumerate(room.split_with_sizes(counts)):
-                if not len(place):
-                    continue
-                lent = _rows_at(self._memory[rank], 0, self._counts[rank], room)
-                if rank in self._wholly_read:
-                    place.copy_(lent)
-                else:
-                    pick_rows(lent, self._wanted_rows(rank), place)
+            memory = self._turn(rows)
+            begin = 0
+            for rank, portion in self._send[number]:
+                lent = _rows_at(memory[self.part.rank], begin, portion.size, rows)
+                if rank in self._wholly_lent:
+                    lent.copy_(rows[portion.begin : portion.end])
+                elif portion.size:
+                    pick_rows(rows, self._sent[rank][portion.begin : portion.end], lent)
+                begin += portion.size
+            self._window.wait_for_all()
+            begin = 0
+            for rank, portion in receive:
+                start = self._lent_at[number][rank]
+                place = room[begin : begin + portion.size]
+                place.copy_(_rows_at(memory[rank], start, portion.size, room))
+                begin += portion.size
         wait = self._window.done(room, rows)
 
         def arrived() -> torch.Tensor:
@@ -120,34 +114,57 @@ class PeerChunks(Chunks):
 
         return arrived
 
-    def start_return(self, number: int, rows: torch.Tensor, highest: bool = False) -> Returning:
+    def start_return(
+        self,
+        number: int,
+        rows: torch.Tensor,
+        highest: bool = False,
+        *,
+        own: torch.Tensor | None = None,
+    ) -> Returning:
         if number == 0:
             return super().start_return(0, rows)
-        counts = self._returned[number]
-        room = rows.new_empty(sum(counts), *rows.shape[1:])
         with self._window.aside():
-            memory = self._window.turn(self._most_returned * _row_bytes(rows))
+            memory = self._turn(rows)
             _rows_at(memory[self.part.rank], 0, len(rows), rows).copy_(rows)
         # The window has them now: their memory is for the next round's.
         self._window.done(rows)()
+        send = self._send[number]
+        sizes = [portion.size for _, portion in send]
+        found: Sequence[torch.Tensor] = ()
+        if own is None:
+            found = rows.new_empty(sum(sizes), *rows.shape[1:]).split_with_sizes(sizes)
         with self._window.aside():
             self._window.wait_for_all()
-            starts = self._returned_at[number]
-            for rank, place in enumerate(room.split_with_sizes(counts)):
-                if len(place):
-                    place.copy_(_rows_at(memory[rank], starts[rank], len(place), room))
-        wait = self._window.done(room)
+            for place, (rank, portion) in enumerate(send):
+                start = self._returned_at[number][rank]
+                there = _rows_at(memory[rank], start, portion.size, rows)
+                if own is None:
+                    found[place].copy_(there)
+                else:
+                    self._add(own, there, rank, portion, highest)
+        wait = self._window.done(*found if own is None else (own,))
 
         def add(own: torch.Tensor) -> None:
-            for rank, found in enumerate(room.split_with_sizes(counts)):
-                if not len(found):
-                    continue
-                if rank in self._wholly_lent and not highest:
-                    own += found
-                else:
-                    self._add(own, found, rank, highest)
+            for returned, (rank, portion) in zip(found, send, strict=False):
+                self._add(own, returned, rank, portion, highest)
 
-        return Returning(wait, add)
+        return Returning(wait, add)  # which has nothing to add if own rows were given
+
+    def _turn(self, rows: torch.Tensor) -> Sequence[torch.Tensor]:
+        return self._window.turn(self._most_rows * _row_bytes(rows))
+
+    def _add(
+        self, own: torch.Tensor, found: torch.Tensor, rank: int, portion: Portion, highest: bool
+    ) -> None:
+        if rank not in self._wholly_lent:
+            super()._add(own, found, rank, portion, highest)
+            return
+        mine = own[portion.begin : portion.end]
+        if highest:
+            torch.maximum(mine, found, out=mine)
+        else:
+            mine += found
 
 
 def rows_read(wanted: Sequence[int], counts: Sequence[int], most: float) -> list[int]:

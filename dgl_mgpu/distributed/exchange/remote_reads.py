@@ -51,8 +51,10 @@ class RemoteReads(CommSchedule):
     def start(self, number: int, rows: torch.Tensor) -> Arriving:
         return self._halo.start(number, rows)
 
-    def start_return(self, number: int, rows: torch.Tensor) -> Returning:
-        return self._halo.start_return(number, rows)
+    def start_return(
+        self, number: int, rows: torch.Tensor, *, own: torch.Tensor | None = None
+    ) -> Returning:
+        return self._halo.start_return(number, rows, own=own)
 
     def sums(self, rows: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
         shape = rows.shape[1:]

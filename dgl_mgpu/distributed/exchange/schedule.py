@@ -146,8 +146,14 @@ class CommSchedule(ABC):
         """Begin to exchange a round's rows, given own ``rows``; the result waits for them."""
 
     @abstractmethod
-    def start_return(self, number: int, rows: torch.Tensor) -> Returning:
-        """Begin to take a round's rows back; those of the own round stay where they are."""
+    def start_return(
+        self, number: int, rows: torch.Tensor, *, own: torch.Tensor | None = None
+    ) -> Returning:
+        """Begin to take a round's rows back; those of the own round stay where they are.
+
+        What comes may be added to ``own`` rows meanwhile, which nobody else uses until it is waited
+        for.
+        """
 
     def sums(self, rows: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
         """For each own destination, the sum of its in-edges' sources, multiplied with their
@@ -283,7 +289,7 @@ class CommSchedule(ABC):
                 count = self.part.num_own_src
                 own = back if len(back) == count else back[:count].clone()  # no view: it keeps all
             returning.finish(own)
-            returning = self.start_return(number, back)
+            returning = self.start_return(number, back, own=own)
 
         self.visit(rows, go_back)
         returning.finish(own)

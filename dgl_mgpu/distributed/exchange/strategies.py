@@ -18,7 +18,8 @@ from dgl_mgpu.distributed.exchange.collectives import (
     Broadcast,
     Chunks,
     WholeHalo,
-    rounds_of_distances,
+    num_rounds,
+    portions_of,
 )
 from dgl_mgpu.distributed.exchange.peer_memory import MOST_WANTED, halo_in_chunks, rows_read
 from dgl_mgpu.distributed.exchange.remote_reads import RemoteReads
@@ -114,16 +115,17 @@ def rows_in_flight(strategy: ExchangeStrategy, ranks: Sequence[Rows], has_window
         window = 2 * max(*own, *halos) if has_window else 0
         return max(map(sum, zip(own, halos, sent, strict=True))) + window
     chunks = strategy.chunks or len(ranks) - 1
-    round_at = rounds_of_distances(len(ranks), chunks)
+    size = len(ranks)
     most = MOST_WANTED if has_window else math.inf
     # By rank and round, what comes of others' rows, and what goes to others.
-    arriving = [[0] * (round_at[-1] + 1) for _ in ranks]
-    leaving = [[0] * (round_at[-1] + 1) for _ in ranks]
+    arriving, leaving = ([[0] * num_rounds(size, chunks) for _ in ranks] for _ in range(2))
     for reader, rank in enumerate(ranks):
         for owner, count in enumerate(rows_read(rank.wanted, own, most)):
-            number = round_at[(owner - reader) % len(ranks)]
-            arriving[reader][number] += count
-            leaving[owner][number] += count
+            if owner == reader:
+                continue
+            for portion in portions_of((owner - reader) % size, count, size, chunks):
+                arriving[reader][portion.number] += portion.size
+                leaving[owner][portion.number] += portion.size
     in_flight = 0
     for comes, goes in zip(arriving, leaving, strict=True):
         for (now, given), (later, later_given) in pairwise(zip(comes, goes, strict=True)):
@@ -131,7 +133,7 @@ def rows_in_flight(strategy: ExchangeStrategy, ranks: Sequence[Rows], has_window
                 in_flight = max(in_flight, now + max(later, later_given), later + later_given)
             else:
                 in_flight = max(in_flight, now + later + later_given, now + given)
-    window = 2 * max(*own, *map(max, arriving)) if has_window else 0
+    window = 2 * max(map(max, (*arriving, *leaving))) if has_window else 0
     return in_flight + window
 
 

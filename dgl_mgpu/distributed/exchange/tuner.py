@@ -203,8 +203,10 @@ class Auto(CommSchedule):
     def start(self, number: int, rows: torch.Tensor) -> Arriving:
         return self._default.start(number, rows)
 
-    def start_return(self, number: int, rows: torch.Tensor) -> Returning:
-        return self._default.start_return(number, rows)
+    def start_return(
+        self, number: int, rows: torch.Tensor, *, own: torch.Tensor | None = None
+    ) -> Returning:
+        return self._default.start_return(number, rows, own=own)
 
     def sums(self, rows: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
         return self._sum(False, rows, weights)
