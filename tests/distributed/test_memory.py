@@ -81,10 +81,11 @@ def _of_layers(model: str) -> float:
 
 
 @pytest.mark.parametrize("model", _MODELS)
-def test_models_take_as_many_buffers_on_five_ranks_as_on_three(ranks, five_ranks, model):
-    # A halo fetched at once would be two buffers more for each that is kept of it.
+def test_buffers_do_not_grow_with_the_ranks(ranks, five_ranks, model):
+    # With two other ranks a gradient has no third round on its way when the first is added.  A halo
+    # fetched at once would be two buffers more for each that is kept of it.
     three, five = (max(each.run(_of_layers, model)) for each in (ranks, five_ranks))
-    assert five <= three + 0.7
+    assert five <= three + 1.3
 
 
 def _gcn(exchange: str, has_window: bool) -> float:
