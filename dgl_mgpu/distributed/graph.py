@@ -263,8 +263,8 @@ def partition_graph(
         iterations, and keeps the fastest for each width and direction; none whose rows in flight
         grow with the ranks.  In full: 'halo in 3', in so many chunks; 'halo at first', before all
         sums; 'remote reads, ps=16 dist=8 wpb=2', with MGG's size of neighbour partitions,
-        interleaving distance and warps a block.  Operations on edges' two ends, dot products
-        excepted, fetch the whole halo in any case.
+        interleaving distance and warps a block.  For all but sums and means, 'auto' and 'remote'
+        are as 'halo'.
     seed : int
         For 'random'.
     device : torch.device, optional

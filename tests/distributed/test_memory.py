@@ -56,6 +56,9 @@ _MODELS: dict[str, tuple[Callable[[], torch.nn.Module], Layer]] = {
     "GINConv max": (lambda: nn.GINConv(_linear(), "max"), _plain),
     "SAGEConv mean": (lambda: nn.SAGEConv(_WIDTH, _WIDTH, "mean"), _plain),
     "SAGEConv pool": (lambda: nn.SAGEConv(_WIDTH, _WIDTH, "pool"), _plain),
+    "GATConv": (lambda: nn.GATConv(_WIDTH, _WIDTH // 4, 4), _plain),
+    "GATv2Conv": (lambda: nn.GATv2Conv(_WIDTH, _WIDTH // 4, 4), _plain),
+    "EdgeConv": (lambda: nn.EdgeConv(_WIDTH, _WIDTH), _plain),
     "RelGraphConv": (
         lambda: nn.RelGraphConv(_WIDTH, _WIDTH, _KINDS, "basis", 2),
         lambda layer, g, rows: layer(g, rows, g.edata["kind"]),
@@ -73,7 +76,7 @@ def _of_layers(model: str) -> float:
     def step() -> None:
         rows = x
         for layer in layers:
-            rows = call(layer, pg, rows).relu()
+            rows = call(layer, pg, rows).flatten(1).relu()
         rows.sum().backward()
 
     step()  # makes tiles, and gradients
