@@ -1,4 +1,4 @@
-"""Claim: a GCN on several GPUs trains faster than MG-GCN and than GraphConv, in L + 3 buffers.
+"""Claim: a GCN on several GPUs trains faster than MG-GCN and than GraphConv, in few buffers.
 
 MG-GCN's models (section 6.1) on generated graphs of its data sets' sizes: two layers, hidden width
 512, on ogbn-products', Reddit's, arxiv's and Cora's (as its table 1 has it), and on arxiv's nodes

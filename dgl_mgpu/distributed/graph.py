@@ -264,14 +264,16 @@ def partition_graph(
         node (a dict of tensors, of every node of each type).
     exchange : str
         How sums over in-edges get other ranks' rows.  'halo': each row that a rank needs once, in
-        chunks, while those that are there are added up.  'broadcast': all rows of one rank after
-        the other's to all (MG-GCN, section 4.3).  'remote': nothing is sent, a kernel reads the
-        rows in other GPUs' memory, once for each edge (MGG, section 3).  All give the same sums,
-        in another order.  'auto' tries those that a model finds promising in the first iterations,
-        and keeps the fastest for each width and direction.  In full: 'halo in 3', in so many
-        chunks; 'halo at first', before all sums; 'remote reads, ps=16 dist=8 wpb=2', with MGG's
-        size of neighbour partitions, interleaving distance and warps a block.  Sums with weights
-        that require gradients, maxima and edges' own functions take the halo at first in any case.
+        chunks, while those that are there are added up; in so many that rows in flight take a few
+        times the memory of a rank's own, on any number of ranks.  'broadcast': all rows of one rank
+        after the other's to all (MG-GCN, section 4.3).  'remote': nothing is sent, a kernel reads
+        the rows in other GPUs' memory, once for each edge (MGG, section 3).  All give the same
+        sums, in another order.  'auto' tries those that a model finds promising in the first
+        iterations, and keeps the fastest for each width and direction; none whose rows in flight
+        grow with the ranks.  In full: 'halo in 3', in so many chunks; 'halo at first', before all
+        sums; 'remote reads, ps=16 dist=8 wpb=2', with MGG's size of neighbour partitions,
+        interleaving distance and warps a block.  For all but sums and means, 'auto' and 'remote'
+        are as 'halo'.
     seed : int
         For 'random'.
     device : torch.device, optional

@@ -15,10 +15,10 @@ from dgl.ops import edge_softmax, gsddmm, gspmm
 
 from dgl_mgpu.comm.communicator import Communicator
 from dgl_mgpu.distributed.attention import attend
-from dgl_mgpu.distributed.exchange.halo import Fetch, GiveBack, Halo
+from dgl_mgpu.distributed.edge_operations import edge_operation
+from dgl_mgpu.distributed.exchange.halo import Halo
 from dgl_mgpu.distributed.exchange.schedule import (
     CommSchedule,
-    EdgeProducts,
     Gather,
     Message,
     Scatter,
@@ -38,6 +38,7 @@ from dgl_mgpu.graph.distributed import DistributedGraphIndex, Features
 from dgl_mgpu.graph.index import GraphSchema, TensorIndex, single_schema
 from dgl_mgpu.graph.relation import Relation
 from dgl_mgpu.ops.attention import AttentionScore
+from dgl_mgpu.ops.spmm import message_shape, row_type
 
 
 class PartitionedRelation:
@@ -53,16 +54,6 @@ class PartitionedRelation:
         #: From the part's own and halo rows to its own: a graph like any other.
         self.graph = _graph_of(self.part.relation)
         self.reversed_graph = _graph_of(self.part.relation.reverse())
-
-    def with_halo(self, rows: torch.Tensor) -> torch.Tensor:
-        """Own source rows and the halo's, shape (num_own_src + num_halo, \\*shape)."""
-        _check_rows(rows, self.part.num_own_src, "source node")
-        return torch.cat([rows, Fetch.apply(self.halo, rows)])
-
-    def without_halo(self, rows: torch.Tensor) -> torch.Tensor:
-        """Own source rows, with what all ranks have for them added up."""
-        own = self.part.num_own_src
-        return rows[:own] + GiveBack.apply(self.halo, rows[own:])
 
     def gather_src(self, rows: torch.Tensor) -> torch.Tensor:
         """From a row for each own source, one for each edge."""
@@ -86,18 +77,6 @@ def _graph_of(relation: Relation) -> DGLGraph:
 def _check_rows(rows: torch.Tensor, count: int, owner: str) -> None:
     if len(rows) != count:
         raise DGLError(f"Expect a row of features for each of {count} {owner}s, got {len(rows)}")
-
-
-def _is_sum_of_rows(op: str, reduce: str, lhs: Any, rhs: Any) -> bool:
-    """Whether messages are rows of sources, weighted or not, of which sums are taken."""
-    if reduce not in ("sum", "mean") or op not in ("copy_lhs", "mul"):
-        return False
-    if op == "copy_lhs":
-        return True
-    if rhs.dim() > lhs.dim():
-        return False
-    sizes = zip(reversed(rhs.shape[1:]), reversed(lhs.shape[1:]), strict=False)
-    return all(of_edge in (1, of_node) for of_edge, of_node in sizes)
 
 
 class PartitionedIndex(DistributedGraphIndex):
@@ -276,53 +255,58 @@ class PartitionedIndex(DistributedGraphIndex):
     def gspmm(self, op: str, reduce: str, lhs: Any, rhs: Any) -> Any:
         if len(self.parts) > 1:
             return self._gspmm_over_relations(op, reduce, lhs, rhs)
-        relation = self.parts[0]
+        part = self.parts[0].part
         if op == "div":  # as DGL divides
             op, rhs = "mul", 1.0 / rhs
-        if _is_sum_of_rows(op, reduce, lhs, rhs):
-            total = self._sum(lhs, rhs)
+        if reduce in ("sum", "mean"):
+            total = self._sum(op, lhs, rhs)
             return total if reduce == "sum" else self._shares(total)
-        if not self.is_reversed:
-            in_rounds = relation.part.num_ranks > 1 and relation.part.num_whole_edges
-            if reduce in ("max", "min") and op != "copy_rhs" and in_rounds:
-                _check_rows(lhs, relation.part.num_own_src, "source node")
-                if op == "copy_lhs":
-                    return extreme(relation.rounds, op, reduce, lhs, None)
-                _check_rows(rhs, relation.part.relation.num_edges, "edge")
-                return extreme(relation.rounds, op, reduce, lhs, rhs)
-            if op != "copy_rhs":
-                lhs = relation.with_halo(lhs)
-            if reduce in ("max", "min") and not relation.part.relation.num_edges:
-                # DGL finds no gradient of the highest of none; that of a sum is no edges' either.
-                none = gspmm(relation.graph, op, "sum", lhs, rhs)
-                if not relation.part.num_whole_edges:
-                    return none
-                return none + (-torch.inf if reduce == "max" else torch.inf)
-            return gspmm(relation.graph, op, reduce, lhs, rhs)
-        if reduce not in ("sum", "mean"):
+        if self.is_reversed:
             raise UnsupportedByPartitionError(
                 f"reduce messages by {reduce!r} on a reversed partitioned graph",
                 "messages to one node are on several ranks, and only sums can be combined across "
                 "ranks",
                 "partition the reversed graph: dgl_mgpu.partition_graph(dgl.reverse(g))",
             )
-        if op == "copy_rhs":
-            _check_rows(rhs, relation.part.relation.num_edges, "edge")
-            total = Scatter.apply(relation.rounds, rhs)
-        else:
-            total = relation.without_halo(gspmm(relation.reversed_graph, op, "sum", lhs, rhs))
-        return total if reduce == "sum" else self._shares(total)
+        if not part.num_whole_edges:  # of no edges at all DGL's highest is 0
+            return self._sum(op, lhs, rhs)
+        if op != "copy_rhs":
+            _check_rows(lhs, part.num_own_src, "source node")
+        if op != "copy_lhs":
+            _check_rows(rhs, part.relation.num_edges, "edge")
+        if op != "copy_rhs" and part.num_ranks > 1:
+            return extreme(self.parts[0].rounds, op, reduce, lhs, None if op == "copy_lhs" else rhs)
+        if not part.relation.num_edges:  # DGL's of this part's edges would be 0
+            return self._sum(op, lhs, rhs) + (-torch.inf if reduce == "max" else torch.inf)
+        return gspmm(self.parts[0].graph, op, reduce, lhs, rhs)
 
-    def _sum(self, rows: torch.Tensor, weights: Features) -> torch.Tensor:
+    def _sum(self, op: str, lhs: Features, rhs: Features) -> torch.Tensor:
+        """Messages added up at their destinations."""
         relation = self.parts[0]
         part = relation.part
-        sources = part.num_own_dst if self.is_reversed else part.num_own_src
-        _check_rows(rows, sources, "source node")
-        if weights is not None:
-            _check_rows(weights, part.relation.num_edges, "edge")
-            missing = [1] * (rows.dim() - weights.dim())
-            weights = weights.reshape(len(weights), *missing, *weights.shape[1:])
-        return Sum.apply(relation.rounds, self.is_reversed, weights, rows)
+        if op != "copy_rhs":
+            assert lhs is not None
+            sources = part.num_own_dst if self.is_reversed else part.num_own_src
+            _check_rows(lhs, sources, "source node")
+        if op != "copy_lhs":
+            assert rhs is not None
+            _check_rows(rhs, part.relation.num_edges, "edge")
+        if op == "copy_lhs":
+            return Sum.apply(relation.rounds, self.is_reversed, None, lhs)
+        if op == "copy_rhs":
+            if self.is_reversed:
+                return Scatter.apply(relation.rounds, rhs)
+            return gspmm(relation.graph, op, "sum", None, rhs)
+        assert lhs is not None and rhs is not None
+        shape = message_shape(op, "sum", row_type(lhs), row_type(rhs))
+        lhs, rhs = (
+            x.reshape(len(x), *[1] * (len(shape) + 1 - x.dim()), *x.shape[1:]) for x in (lhs, rhs)
+        )
+        if op == "mul":
+            rows = lhs.expand(-1, *shape).contiguous()
+            return Sum.apply(relation.rounds, self.is_reversed, rhs, rows)
+        of_edges = self._sum("copy_rhs", None, rhs)
+        return self._sum("copy_lhs", lhs, None) + (of_edges if op == "add" else -of_edges)
 
     def _shares(self, total: torch.Tensor) -> torch.Tensor:
         """Sums divided by the numbers of messages."""
@@ -365,21 +349,22 @@ class PartitionedIndex(DistributedGraphIndex):
             return self._gsddmm_over_relations(op, lhs, rhs, lhs_target, rhs_target)
         relation = self.parts[0]
         far = "v" if self.is_reversed else "u"
-        if op == "copy_lhs" and lhs_target == far:
-            return relation.gather_src(lhs)
-        if op == "dot" and {lhs_target, rhs_target} == {"u", "v"} and lhs.dim() == rhs.dim() > 1:
-            rows, own_rows = (lhs, rhs) if lhs_target == far else (rhs, lhs)
-            if rows.shape[1:] == own_rows.shape[1:]:
-                _check_rows(rows, relation.part.num_own_src, "source node")
-                _check_rows(own_rows, relation.part.num_own_dst, "destination node")
-                shape = torch.Size((*rows.shape[1:-1], 1))
-                return EdgeProducts.apply(relation.rounds, shape, rows, own_rows)
-        if op != "copy_rhs" and lhs_target == far:
-            lhs = relation.with_halo(lhs)
-        if op != "copy_lhs" and rhs_target == far:
-            rhs = relation.with_halo(rhs)
-        graph = relation.reversed_graph if self.is_reversed else relation.graph
-        return gsddmm(graph, op, lhs, rhs, lhs_target, rhs_target)
+        of_sources = lhs_target == far and op != "copy_rhs", rhs_target == far and op != "copy_lhs"
+        if relation.part.num_ranks == 1 or not any(of_sources):
+            graph = relation.reversed_graph if self.is_reversed else relation.graph
+            return gsddmm(graph, op, lhs, rhs, lhs_target, rhs_target)
+        if op in ("copy_lhs", "copy_rhs"):
+            return relation.gather_src(lhs if op == "copy_lhs" else rhs)
+        part = relation.part
+        for rows, target in ((lhs, lhs_target), (rhs, rhs_target)):
+            if target == "e":
+                _check_rows(rows, part.relation.num_edges, "edge")
+            elif target == far:
+                _check_rows(rows, part.num_own_src, "source node")
+            else:
+                _check_rows(rows, part.num_own_dst, "destination node")
+        target = "e" if "e" in (lhs_target, rhs_target) else "v"
+        return edge_operation(relation.rounds, relation.graph, op, lhs, rhs, of_sources, target)
 
     def _gsddmm_over_relations(
         self, op: str, lhs: Any, rhs: Any, lhs_target: str, rhs_target: str

@@ -148,7 +148,6 @@ def _in_buffers(of_all: int) -> tuple[float, float]:
     return forwards / x.nbytes, backwards / x.nbytes
 
 
-def test_maxima_take_as_many_buffers_on_five_ranks_as_on_three(ranks, five_ranks):
-    three, five = (each.run(_in_buffers, 150) for each in (ranks, five_ranks))
-    for few, more in zip(three, five[:3], strict=True):
-        assert more[0] <= few[0] * 1.15 <= 14 and more[1] <= few[1] * 1.15 <= 14, (few, more)
+def test_maxima_take_few_buffers_on_five_ranks(five_ranks):
+    for forwards, backwards in five_ranks.run(_in_buffers, 150):
+        assert forwards <= 11.5 and backwards <= 8.5

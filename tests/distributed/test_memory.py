@@ -56,6 +56,9 @@ _MODELS: dict[str, tuple[Callable[[], torch.nn.Module], Layer]] = {
     "GINConv max": (lambda: nn.GINConv(_linear(), "max"), _plain),
     "SAGEConv mean": (lambda: nn.SAGEConv(_WIDTH, _WIDTH, "mean"), _plain),
     "SAGEConv pool": (lambda: nn.SAGEConv(_WIDTH, _WIDTH, "pool"), _plain),
+    "GATConv": (lambda: nn.GATConv(_WIDTH, _WIDTH // 4, 4), _plain),
+    "GATv2Conv": (lambda: nn.GATv2Conv(_WIDTH, _WIDTH // 4, 4), _plain),
+    "EdgeConv": (lambda: nn.EdgeConv(_WIDTH, _WIDTH), _plain),
     "RelGraphConv": (
         lambda: nn.RelGraphConv(_WIDTH, _WIDTH, _KINDS, "basis", 2),
         lambda layer, g, rows: layer(g, rows, g.edata["kind"]),
@@ -73,7 +76,7 @@ def _of_layers(model: str) -> float:
     def step() -> None:
         rows = x
         for layer in layers:
-            rows = call(layer, pg, rows).relu()
+            rows = call(layer, pg, rows).flatten(1).relu()
         rows.sum().backward()
 
     step()  # makes tiles, and gradients
@@ -81,10 +84,11 @@ def _of_layers(model: str) -> float:
 
 
 @pytest.mark.parametrize("model", _MODELS)
-def test_models_take_as_many_buffers_on_five_ranks_as_on_three(ranks, five_ranks, model):
-    # A halo fetched at once would be two buffers more for each that is kept of it.
+def test_buffers_do_not_grow_with_the_ranks(ranks, five_ranks, model):
+    # With two other ranks a gradient has no third round on its way when the first is added.  A halo
+    # fetched at once would be two buffers more for each that is kept of it.
     three, five = (max(each.run(_of_layers, model)) for each in (ranks, five_ranks))
-    assert five <= three + 0.7
+    assert five <= three + 1.3
 
 
 def _gcn(exchange: str, has_window: bool) -> float:

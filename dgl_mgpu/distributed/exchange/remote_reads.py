@@ -12,7 +12,6 @@ from functools import cached_property, partial
 
 import torch
 
-from dgl_mgpu.distributed.exchange.collectives import Chunks
 from dgl_mgpu.distributed.exchange.schedule import (
     Arriving,
     CommSchedule,
@@ -34,7 +33,9 @@ class RemoteReads(CommSchedule):
     at any time: sums differ in the order of additions.
     """
 
-    def __init__(self, halo: Chunks, window: Window, pipeline: Pipeline | None = None) -> None:
+    def __init__(
+        self, halo: CommSchedule, window: Window, pipeline: Pipeline | None = None
+    ) -> None:
         super().__init__(halo.part, halo.group)
         self.pipeline = Pipeline() if pipeline is None else pipeline
         self._halo = halo

@@ -80,11 +80,10 @@ class Returning(NamedTuple):
     wait: Callable[[], object]
     add: Callable[[torch.Tensor], object]
 
-    def finish(self, own: torch.Tensor | None) -> None:
-        """Wait, and add; without own rows there is nothing to add."""
+    def finish(self, own: torch.Tensor) -> None:
+        """Wait, and add."""
         self.wait()
-        if own is not None:
-            self.add(own)
+        self.add(own)
 
 
 def nothing(*_: torch.Tensor) -> None:
@@ -256,19 +255,26 @@ class CommSchedule(ABC):
         travel, and are added before the next ones go: the order of additions is that of rounds.
         """
         own: torch.Tensor | None = None
-        if self.part.num_ranks > 1:
-            own = like.new_zeros(self.part.num_own_src, *like.shape[1:])
         returning = Returning(nothing, nothing)
+
+        def finish() -> None:
+            nonlocal own, returning
+            returning.wait()
+            if returning.add is not nothing:
+                if own is None:
+                    own = like.new_zeros(self.part.num_own_src, *like.shape[1:])
+                returning.add(own)
+            returning = Returning(nothing, nothing)  # that the rows which came are free
+
         for number, tile in reversed(list(enumerate(self.tiles))):
             if number == self.own_round:
                 back = own = of_round(number, tile, own)
             else:
                 back = of_round(number, tile, None)
-            returning.finish(own)
-            del returning  # and the rows that came
+            finish()
             returning = self.start_return(number, back)
             del back
-        returning.finish(own)
+        finish()
         assert own is not None  # there is a round of own rows
         return own
 

@@ -203,6 +203,9 @@ class ExchangeStrategies:
             reader = self._reader(strategy.pipeline.ps)
             reader.pipeline = strategy.pipeline
             return reader
+        return self._schedule(strategy)
+
+    def _schedule(self, strategy: ExchangeStrategy) -> CommSchedule:
         if strategy not in self._schedules:
             self._schedules[strategy] = self._make(strategy)
         return self._schedules[strategy]
@@ -230,5 +233,5 @@ class ExchangeStrategies:
                 self._readers[ps] = copy.copy(next(iter(self._readers.values())))
             else:
                 assert self.window is not None  # else there is no such candidate
-                self._readers[ps] = RemoteReads(self._chunks(self.part.num_ranks), self.window)
+                self._readers[ps] = RemoteReads(self._schedule(self.default), self.window)
         return self._readers[ps]

@@ -5,8 +5,11 @@ pass leaves ``L`` behind, the layers' outputs; ReLU, bias, normalisation and dro
 to these in place, and a layer's product before its sum (or the other way round) lives no longer
 than the layer.  The backward pass has two of its own, or while it multiplies three, and frees
 outputs as it comes by them: what ReLU and dropout let through is what is positive, so that no
-masks are kept.  With the two of the exchange that makes L + 3 (MG-GCN, section 4.2), the output
-and its gradient among them; one more if the loss keeps the output.  Where that paper writes to a
+masks are kept.  So there are ``L + 1`` while rows are exchanged, the output and its gradient among
+them, and one more if the loss keeps the output.  The exchange has others' rows in flight, on
+however many ranks: by broadcast that makes L + 3 (MG-GCN, section 4.2), by messages with the halo
+L + 4, and between GPUs that read each other's memory L + 5, of which their windows are two
+(``tests/distributed/test_memory.py`` counts the bytes on five ranks).  Where MG-GCN writes to a
 buffer anew, here it is freed and torch's allocator gives it out again, in whatever width is needed
 next.  Sums of layers' inputs stay for their weights' gradients where all takes no more than that
 (`has_room_for_sums`): narrow layers leave room for them.
