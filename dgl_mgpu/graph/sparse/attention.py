@@ -145,6 +145,6 @@ def _of_dim(rows: Tensor, dim: int) -> Tensor:
 
 def _have_room(rows: Tensor) -> bool:
     _, heads, width = rows.shape
-    return heads > 0 < width and all(
+    return bool(heads and width) and all(
         can_attend(heads, width, it) for it in (torch.float32, rows.dtype)
     )

@@ -138,6 +138,24 @@ def test_attention_takes_one_pass(name, device, passes):
     same(out, dense(*leaves, scale), leaves)
 
 
+@pytest.mark.parametrize("idtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("form", ["csr", "csc", "diag"])
+def test_other_formats(form, idtype, passes):
+    leaves, run = operands((HEADS,), torch.float64), FORMS["heads"][0]
+    value = torch.full((9,), 0.5, dtype=torch.float64)
+    if form == "diag":
+        a = dglsp.diag(value, (ROWS, COLUMNS))
+    else:
+        degrees = torch.tensor([3, 0, 4, 0, 2] + [0] * ((ROWS if form == "csr" else COLUMNS) - 5))
+        indptr = torch.cat([torch.zeros(1, dtype=idtype), degrees.cumsum(0).to(idtype)])
+        create = dglsp.from_csr if form == "csr" else dglsp.from_csc
+        others = torch.tensor([0, 3, 8, 1, 2, 3, 4, 8, 0], dtype=idtype)
+        a = create(indptr, others, value, (ROWS, COLUMNS))
+    found = run(a, *leaves)
+    assert passes.call_count == 1
+    same(found, composed(run, a, leaves), leaves)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_other_types(dtype, passes):
     leaves = operands((HEADS,), dtype)
