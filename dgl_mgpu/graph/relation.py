@@ -126,10 +126,8 @@ def ranges(start: torch.Tensor, counts: torch.Tensor, total: int | None = None) 
 class TypedSources(NamedTuple):
     """Pairs of a source and the type of an edge that leaves it, ordered by type."""
 
-    #: Of each pair, ascending; int64.
-    types: torch.Tensor
-    #: One more than the largest type.
-    num_types: int
+    #: How many pairs there are of each type that there is; types ascend.
+    counts: dict[int, int]
     #: From sources to pairs: an edge to each.
     pairs: Relation
     #: From pairs to destinations: the edges, by their ids.
@@ -387,14 +385,13 @@ class Relation:
         types = (etype if eids is None else etype[eids.long()]).long()
         keys, pair = (types * self.num_src + indices).unique(return_inverse=True)
         types = keys.div(max(1, self.num_src), rounding_mode="floor")
-        bounds = types[[0, -1]].tolist() if len(types) else [0, -1]
-        if bounds[0] < 0:
+        counts = torch.stack(types.unique_consecutive(return_counts=True)).tolist()
+        if counts[0] and counts[0][0] < 0:
             return None
         sources = (keys - types * self.num_src).to(self.idtype)
         starts = torch.arange(len(keys) + 1, dtype=self.idtype, device=self.device)
         return TypedSources(
-            types,
-            bounds[1] + 1,
+            dict(zip(*counts, strict=True)),
             Relation(self.num_src, len(keys), csc=Compressed(starts, sources, None)),
             Relation(len(keys), self.num_dst, csc=Compressed(indptr, pair.to(self.idtype), eids)),
         )

@@ -372,6 +372,7 @@ class _Attention(torch.autograd.Function):
         bias = _contiguous(bias)
         out, kept = attention_forward(request.entries, operands, terms, bias, key, request.score)
         ctx.request, ctx.output = request, KeptOutput(out)
+        ctx.set_materialize_grads(False)
         # A copy: a bias may be updated meanwhile.
         bias = None if bias is None else bias.clone()
         ctx.save_for_backward(key, bias, kept, *operands, *terms)
@@ -379,7 +380,9 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     @differentiable_once("attention", "compose it of dgl.ops")
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, ...]:
+        if grad is None:
+            return (None,) * 9
         key, bias, kept, *tensors = ctx.saved_tensors
         entries, by_source, score = ctx.request
         edges, operands = Entries(*by_source()), AttentionOperands(*tensors[:4])

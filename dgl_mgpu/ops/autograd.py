@@ -40,11 +40,11 @@ def differentiable_once(what: str, fix: str) -> Callable[[Backward], Backward]:
         def once(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
             with torch.no_grad():
                 results = backward(ctx, *gradients)
-            if not torch.is_grad_enabled():  # no second derivative can follow
+            places = [place for place, tensor in enumerate(results) if tensor is not None]
+            if not torch.is_grad_enabled() or not places:  # no second derivative can follow
                 return results
             tensors = (*gradients, *ctx.saved_tensors)
             read = [tensor for tensor in tensors if tensor is not None and tensor.requires_grad]
-            places = [place for place, tensor in enumerate(results) if tensor is not None]
             guarded = list(results)
             outputs = _Once.apply((what, fix), len(places), *(results[p] for p in places), *read)
             for place, tensor in zip(places, outputs, strict=True):

@@ -47,19 +47,20 @@ def pending_product(
     def compute() -> Tensor:
         return product(_of_dim(right, dim), _of_dim(left, dim)).to(dtype) * number
 
-    return SparseMatrix(mat.pattern, Pending(DotScores(left, right, number, dim), False, compute))
+    scores = DotScores(left, right, number, dim, product)
+    return SparseMatrix(mat.pattern, Pending(scores, None, compute))
 
 
 def pending_softmax(
-    mat: SparseMatrix, dim: int, softmax: Callable[[], Tensor]
+    mat: SparseMatrix, dim: int, softmax: Callable[[Tensor], Tensor]
 ) -> SparseMatrix | None:
-    """`mat` with the values that ``softmax()`` computes; None if attention is not made of them."""
+    """`mat` with ``softmax(values)`` as values; None if attention is not made of them."""
     pending = mat.pending
-    if pending is None or pending.is_softmax or dim != 1:
+    if pending is None or pending.softmax or dim != 1:
         return None
     if pending.is_recorded != torch.is_grad_enabled():
         return None
-    return SparseMatrix(mat.pattern, Pending(pending.scores, True, softmax))
+    return SparseMatrix(mat.pattern, Pending(pending.scores, softmax, lambda: softmax(mat.val())))
 
 
 def scaled(mat: Any, factor: Any, value: Callable[[], Tensor]) -> SparseMatrix | None:
@@ -68,36 +69,68 @@ def scaled(mat: Any, factor: Any, value: Callable[[], Tensor]) -> SparseMatrix |
     pending = mat.pending if isinstance(mat, SparseMatrix) else None
     if (
         pending is None
-        or pending.is_softmax
+        or pending.softmax
         or pending.is_recorded != torch.is_grad_enabled()
         or not isinstance(factor, Real)
         or not math.isfinite(factor)
     ):
         return None
     scores = pending.scores._replace(scale=pending.scores.scale * float(factor))
-    return SparseMatrix(mat.pattern, Pending(scores, False, value))
+    return SparseMatrix(mat.pattern, Pending(scores, None, value))
 
 
-def attend(mat: SparseMatrix, dense: Tensor) -> Tensor | None:
+def attend(
+    mat: SparseMatrix, dense: Tensor, multiply: Callable[[Tensor, Tensor], Tensor]
+) -> Tensor | None:
     """``mat @ dense`` for a softmax that nobody has read, in one pass; None if it is no such one.
 
-    What does not fit is None, too: the product refuses it.
+    What does not fit is None, too: the product refuses it.  A second derivative is that of the
+    composition, with ``multiply(values, dense)``.
     """
     pending = mat.pending
-    if pending is None or not pending.is_softmax or is_transformed():
+    if pending is None or not pending.softmax or is_transformed():
         return None
-    left, right, scale, dim = pending.scores
+    softmax, (left, right, scale, dim, product) = pending.softmax, pending.scores
     if (dense.dim(), dense.dtype, dense.device) != (dim, left.dtype, left.device):
         return None
-    values = _rows(dense)
+    values = _rows(dense).contiguous()
     if values.shape != left.shape:
         return None
+
+    def composed(left: Tensor, right: Tensor, values: Tensor) -> Tensor:
+        scores = scale * product(_of_dim(right, dim), _of_dim(left, dim))
+        return _rows(multiply(softmax(scores), _of_dim(values, dim)))
+
     relation = mat.pattern.relation
     with torch.autocast(dense.device.type, enabled=False):
         out = attention(
             *relation.csr(), values, left, right, score="dot", scale=scale, by_source=relation.csc
         )
+    out = _DifferentiableTwice.apply(composed, out, left, right, values)
     return _of_dim(out, dim).contiguous()
+
+
+class _DifferentiableTwice(torch.autograd.Function):
+    """``out``, whose gradient is that of ``composed(*operands)`` where one is taken of it, too."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, composed: Callable[..., Tensor], out: Tensor, *operands: Tensor
+    ) -> Tensor:
+        ctx.composed = composed
+        ctx.save_for_backward(*operands)
+        # Autograd allows no in-place change of a view that is made here.
+        return out.detach()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        wanted = ctx.needs_input_grad[2:]
+        if not torch.is_grad_enabled():
+            return None, grad, *(None for _ in wanted)
+        operands = ctx.saved_tensors
+        leaves = [it for it, is_wanted in zip(operands, wanted, strict=True) if is_wanted]
+        found = iter(torch.autograd.grad(ctx.composed(*operands), leaves, grad, create_graph=True))
+        return None, None, *(next(found) if is_wanted else None for is_wanted in wanted)
 
 
 def _rows(dense: Tensor) -> Tensor:
@@ -112,6 +145,6 @@ def _of_dim(rows: Tensor, dim: int) -> Tensor:
 
 def _have_room(rows: Tensor) -> bool:
     _, heads, width = rows.shape
-    return heads > 0 < width and all(
+    return bool(heads and width) and all(
         can_attend(heads, width, it) for it in (torch.float32, rows.dtype)
     )

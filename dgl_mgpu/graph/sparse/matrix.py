@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -31,16 +31,22 @@ class DotScores(NamedTuple):
     scale: float
     #: 2 where values are scalars, 3 where they are vectors of a number for each head.
     dim: int
+    #: Computes them, of scale 1, from matrices of so many dimensions: the right and the left one.
+    product: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class Pending:
     """Values that are computed when somebody reads them: scores, or their softmax in each row."""
 
     def __init__(
-        self, scores: DotScores, is_softmax: bool, compute: Callable[[], torch.Tensor]
+        self,
+        scores: DotScores,
+        softmax: Callable[[torch.Tensor], torch.Tensor] | None,
+        compute: Callable[[], torch.Tensor],
     ) -> None:
         self.scores = scores
-        self.is_softmax = is_softmax
+        #: Computes the softmax of scores; None where values are the scores themselves.
+        self.softmax = softmax
         #: Whether gradients flow through them, which depends on when the script asked for them.
         self.is_recorded = torch.is_grad_enabled()
         self._compute = compute
@@ -62,6 +68,10 @@ class SparseMatrix:
         self._value = value
         #: The values' version, and what all of them are then, or None.
         self._constant: tuple[int, float | None] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        self.val()
+        return self.__dict__
 
     def val(self) -> torch.Tensor:
         if isinstance(self._value, Pending):

@@ -34,7 +34,7 @@ def spmm(mat: SparseMatrix, dense: torch.Tensor) -> torch.Tensor:
     shape (M, N, K); the result has L in place of M.
     """
     action = "multiply a sparse with a dense matrix"
-    attended = attend(mat, dense)
+    attended = attend(mat, dense, functools.partial(_SpMM.apply, mat.pattern))
     if attended is not None:
         return attended
     value = mat.val()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -105,7 +106,7 @@ def softmax(mat: SparseMatrix, dim: int) -> SparseMatrix:
     action = "take the softmax of a sparse matrix"
     check_dim(action, dim)
     pattern = mat.pattern if dim == 1 else mat.pattern.transpose()
-    pending = pending_softmax(mat, dim, lambda: _Softmax.apply(pattern, mat.val()))
+    pending = pending_softmax(mat, dim, functools.partial(_Softmax.apply, pattern))
     if pending is not None:
         return pending
     value = mat.val()

@@ -413,6 +413,24 @@ def test_apply_edges_over_relations(place):
     compare(run, place, 1e-9)
 
 
+@pytest.mark.parametrize("norm_by", ["dst", "src"])
+def test_edge_softmax_over_relations(norm_by, place):
+    """Edges of all relations with one end are normalised together."""
+
+    def run(device: str) -> list[torch.Tensor]:
+        g = heterogeneous(device, torch.int64)
+        scores = {
+            t: features(g.num_edges(t), (3, 1), torch.float64, 12 + i).to(device).requires_grad_()
+            for i, t in enumerate(g.canonical_etypes)
+        }
+        softmax = dgl.ops.edge_softmax(g, scores, norm_by=norm_by)
+        out = [softmax[t] for t in g.canonical_etypes]
+        gradients = torch.autograd.grad(sum((o * o).sum() for o in out), list(scores.values()))
+        return [*(o.detach() for o in out), *gradients]
+
+    compare(run, place, 1e-9)
+
+
 def test_a_graph_without_edges(place):
     with tensors(place):
         empty = torch.empty(0, dtype=torch.int64, device=place)

@@ -6,10 +6,12 @@ from typing import Any
 
 import torch
 from dgl.nn.pytorch.linear import TypedLinear
-from dgl.ops import gather_mm
 from torch import Tensor
 
 from dgl_mgpu.graph.originals import originals
+
+#: Types of edges up to which each has a matrix product of its own: more take the host too long.
+_MOST_TYPES = 64
 
 
 def forward(self: Any, g: Any, x: Any, ntype: Any, etype: Any, *, presorted: bool = False) -> Any:
@@ -40,7 +42,8 @@ def forward(self: Any, g: Any, x: Any, ntype: Any, etype: Any, *, presorted: boo
 
 
 def _typed_sources(layer: Any, graph: Any, x: Any, etype: Any) -> Any:
-    """Pairs of a source and a type if a graph has fewer of them than edges; else None.
+    """Pairs of a source and a type if a graph has fewer of them than edges, of few types; else
+    None.
 
     A block of a mini-batch is not asked, for which the host would wait: few of its edges have the
     same source.
@@ -62,9 +65,13 @@ def _typed_sources(layer: Any, graph: Any, x: Any, etype: Any) -> Any:
     ):
         return None
     sources = attention.relation_of(graph).typed_sources(etype)
-    if sources is None or sources.num_types > len(layer.relation_att[0].W):
-        return None
-    return sources if len(sources.types) < graph.num_edges() else None
+    has_fewer = (
+        sources is not None
+        and sources.pairs.num_dst < graph.num_edges()
+        and len(sources.counts) <= _MOST_TYPES
+        and max(sources.counts) < len(layer.relation_att[0].W)
+    )
+    return sources if has_fewer else None
 
 
 def _multiplied(
@@ -73,9 +80,14 @@ def _multiplied(
     """Each head's rows of sources times the matrix of their type; (pairs, heads, width)."""
     from dgl_mgpu.graph.message_passing import operators
 
-    heads, width = layer.num_heads, layer.head_size
-    weights = torch.stack([it.W for it in matrices], 1) * factors
-    types = sources.types[:, None] * heads + torch.arange(heads, device=rows.device)
-    of_pairs = operators.aggregate(sources.pairs, "sum", rows).view(-1, width)
-    products = gather_mm(of_pairs, weights.view(-1, width, width), idx_b=types.flatten())
-    return products.view(-1, heads, width)
+    of_pairs = operators.aggregate(sources.pairs, "sum", rows)
+    of_pairs = of_pairs.view(-1, layer.num_heads, layer.head_size)
+    of_types = torch.stack([it.W for it in matrices], 1) * factors
+    parts, weights = of_pairs.split(list(sources.counts.values())), of_types.to(rows.dtype).unbind()
+    with torch.autocast(rows.device.type, enabled=False):
+        return torch.cat(
+            [
+                torch.einsum("phk,hkw->phw", part, weights[etype])
+                for etype, part in zip(sources.counts, parts, strict=True)
+            ]
+        )
