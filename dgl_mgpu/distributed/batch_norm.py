@@ -19,10 +19,10 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.modules import batchnorm
 
-from dgl_mgpu.dgl.patches.modules import module_with
 from dgl_mgpu.distributed.index import PartitionedRelation
 from dgl_mgpu.errors import UnsupportedByPartitionError
 from dgl_mgpu.graph.distributed import DistributedGraphIndex
+from dgl_mgpu.utils.modules import module_with
 
 #: Relations that are shared by several ranks.
 _relations: WeakSet[PartitionedRelation] = WeakSet()
