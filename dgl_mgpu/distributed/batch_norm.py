@@ -19,10 +19,10 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.modules import batchnorm
 
-from dgl_mgpu.dgl.patches.modules import module_with
 from dgl_mgpu.distributed.index import PartitionedRelation
 from dgl_mgpu.errors import UnsupportedByPartitionError
 from dgl_mgpu.graph.distributed import DistributedGraphIndex
+from dgl_mgpu.utils.modules import module_with
 
 #: Relations that are shared by several ranks.
 _relations: WeakSet[PartitionedRelation] = WeakSet()
@@ -40,6 +40,8 @@ _thread = _Thread()
 def normalise_over_ranks(relation: PartitionedRelation) -> None:
     """Have torch's modules normalise the rows of a relation that several ranks share."""
     _relations.add(relation)
+    if nn.Module._call_impl is _call:
+        return
     # Not __call__, which is replaced to capture models; forward hooks see no keyword arguments.
     nn.Module._call_impl = _call  # type: ignore[method-assign,assignment]
     batchnorm.F = module_with(functional, batch_norm=_batch_norm)  # type: ignore[attr-defined]
@@ -114,7 +116,7 @@ def _normalised(
 ) -> torch.Tensor:  # fmt: skip
     """As ``torch.nn.functional.batch_norm`` while training, of rows of shape (n, channels)."""
     wide = rows.float() if rows.dtype.itemsize < 4 else rows
-    own = torch.tensor(len(rows), dtype=torch.float64, device=rows.device)
+    own = torch.full((), len(rows), dtype=torch.float64, device=rows.device)
     count = index.all_gather(own).sum()
     # The host reads it only where it may be too small, which it then is on every rank.
     if len(rows) < 2 and count < 2:  # torch's own words, which a rank without rows would not have

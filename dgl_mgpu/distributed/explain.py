@@ -67,7 +67,7 @@ class _Masks:
             loss = loss + explainer.beta2 * _entropy(mask).mean()
         loss = loss / self._num_ranks
         for mask in of_edges:
-            count = torch.tensor(len(mask), device=mask.device)
+            count = torch.full((), len(mask), device=mask.device)
             num_edges = self._index.all_gather(count).sum()
             loss = loss + explainer.alpha1 * mask.sigmoid().sum()
             loss = loss + explainer.alpha2 * _entropy(mask).sum() / num_edges

@@ -231,7 +231,8 @@ class PartitionedIndex(DistributedGraphIndex):
         relation = self.parts[etype]
 
         def count(numbers: torch.Tensor) -> torch.Tensor:
-            return relation.without_halo(numbers.double().unsqueeze(1)).squeeze(1)
+            own, others = numbers.double().tensor_split([relation.part.num_own_src])
+            return own + relation.halo.give_back(others)
 
         gone = are_chosen(relation.part.edges, probability, seed)
         return self._with_part(etype, *remove_edges(relation.part, gone, count))

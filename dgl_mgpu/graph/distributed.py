@@ -148,7 +148,7 @@ class DistributedGraphIndex(TensorIndex):
         total = self.all_gather(rows.sum(0)).sum(0, keepdim=True)
         if op == "sum":
             return total
-        count = torch.tensor(len(rows), dtype=torch.float64, device=rows.device)
+        count = torch.full((), len(rows), dtype=torch.float64, device=rows.device)
         return (total / self.all_gather(count).sum().clamp(min=1)).to(total.dtype)
 
     def softmax(self, rows: torch.Tensor) -> torch.Tensor:

@@ -126,7 +126,7 @@ def test_an_entry_applies_only_where_all_its_versions_hold(monkeypatch):
 def test_names_are_replaced_only_where_the_versions_hold(monkeypatch, holds):
     """Any name of the package will do in the place of an override."""
     version = VersionRange("python", "3" if holds else "4", "5")
-    entry = Replacement("target_module:name", "modules:module_with", (version,), "a test")
+    entry = Replacement("target_module:name", "core:invoke_edge_udf", (version,), "a test")
     monkeypatch.setattr(importer, "REPLACEMENTS", (entry,))
     module = ModuleType("target_module")
     module.name = before = object()

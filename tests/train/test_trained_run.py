@@ -117,8 +117,12 @@ def test_what_fails_on_one_of_several_ranks_is_told(tmp_path, capsys):
 
 @pytest.mark.parametrize(
     "overrides",
-    [["model=rgcn", "store.device=cpu"], ["model=rgcn", "mode=fullgraph"]],
-    ids=["mini-batches, with learned rows", "whole graph"],
+    [
+        ["model=rgcn", "store.device=cpu"],
+        ["model=rgcn", "mode=fullgraph"],
+        ["model=rgat", "mode=fullgraph"],
+    ],
+    ids=["mini-batches, with learned rows", "whole graph", "attention on the whole graph"],
 )
 def test_models_of_several_types(tmp_path, overrides):
     accuracy = run_of(tmp_path, *overrides, several=True)

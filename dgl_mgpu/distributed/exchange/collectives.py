@@ -82,7 +82,9 @@ def portions_of(distance: int, count: int, num_ranks: int, num_chunks: int) -> l
         return [Portion(1 + (distance - 1) * num_chunks // steps, 0, count)]
     each = num_chunks // steps
     return [
-        Portion(1 + (distance - 1) * each + place, count * place // each, count * (place + 1) // each)
+        Portion(
+            1 + (distance - 1) * each + place, count * place // each, count * (place + 1) // each
+        )
         for place in range(each)
     ]
 
@@ -94,7 +96,7 @@ def num_rounds(num_ranks: int, num_chunks: int) -> int:
 
 
 class Chunks(CommSchedule):
-    """First the rank's own rows, then those of the ranks behind it, each once, some of them a round.
+    """First the rank's own rows, then those of the ranks behind it, each once, some in each round.
 
     More rounds for the halo overlap better and have fewer rows on their way, fewer cost less.
     """
@@ -206,12 +208,12 @@ class Chunks(CommSchedule):
     ) -> Message | None:
         if self.group is None or math.prod(rows.shape[1:]) == 0:
             return None
-        counts = [[0] * self.part.num_ranks for _ in range(2)]
-        for of_ranks, parts in zip(counts, (receive, send), strict=True):
+        comes, goes = ([0] * self.part.num_ranks for _ in range(2))
+        for counts, parts in ((comes, receive), (goes, send)):
             for rank, portion in parts:
-                of_ranks[rank] = portion.size
+                counts[rank] = portion.size
         work = dist.all_to_all_single(
-            sendable(out), sendable(rows), *counts, group=self.group, async_op=True
+            sendable(out), sendable(rows), comes, goes, group=self.group, async_op=True
         )
         return Message(work, out, rows)
 

@@ -80,7 +80,8 @@ class PeerChunks(Chunks):
     def _places_of(self, rank: int) -> torch.Tensor:
         if rank not in self._wholly_read:
             return super()._places_of(rank)
-        return self.part.halo[self._starts[rank] : self._starts[rank + 1]] - self.part.src.bounds[rank]
+        halo = self.part.halo[self._starts[rank] : self._starts[rank + 1]]
+        return halo - self.part.src.bounds[rank]
 
     def start(self, number: int, rows: torch.Tensor, room: torch.Tensor | None = None) -> Arriving:
         if number == 0:

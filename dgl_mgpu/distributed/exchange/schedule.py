@@ -294,11 +294,16 @@ class CommSchedule(ABC):
             if number == self.own_round:
                 count = self.part.num_own_src
                 own = back if len(back) == count else back[:count].clone()  # no view: it keeps all
-            returning.finish(own)
+            finish()
             returning = self.start_return(number, back, own=own)
 
+        def finish() -> None:
+            returning.wait()
+            if own is not None:  # else nothing comes back to be added
+                returning.add(own)
+
         self.visit(rows, go_back)
-        returning.finish(own)
+        finish()
         assert own is not None  # there is a round of own rows
         return own
 

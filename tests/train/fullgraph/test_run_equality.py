@@ -19,7 +19,8 @@ from dgl_mgpu.data import load
 from dgl_mgpu.distributed.host_features import HostRows
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.models import homogeneous as models
-from dgl_mgpu.models.full_graph import build_model
+from dgl_mgpu.models.full_graph import build_model, build_whole_relational_model
+from dgl_mgpu.models.heterogeneous import HeteroInputs
 from dgl_mgpu.train.fullgraph.trainer import FullGraphTrainer
 from tests.distributed.graphs import heterogeneous, homogeneous
 from tests.ranks import RankProcesses
@@ -51,6 +52,10 @@ def make_model(
     config = ModelConfig(name, 6, dropout=0.0, heads=2)
     if name == "rgcn" and len(g.etypes) > 1:
         return models.RGCN([5, 6, CLASSES], config, g.etypes, "item").double()
+    if name == "rgat":
+        widths = dict.fromkeys(g.ntypes, 5)
+        inputs = HeteroInputs(g.ntypes, g.canonical_etypes, "item", widths)
+        return build_whole_relational_model(config, 5, CLASSES, 2, inputs, {}).double()
     return build(config, 5, CLASSES, 2).double()
 
 
@@ -162,13 +167,17 @@ def test_several_labels_of_a_node(ranks, exchange):
     ranks.run(_check_labels, exchange)
 
 
-def _check_heterograph(exchange: str) -> None:
-    check_equal("rgcn", prepared(heterogeneous(), "item"), EPOCHS, "item", exchange=exchange)
+def _check_heterograph(name: str, exchange: str) -> None:
+    # Of a relation there are no edges, or few; some ranks have none of it, or no node of a type.
+    for num_marks in (0, 2):
+        g = prepared(heterogeneous(num_marks), "item")
+        check_equal(name, g, EPOCHS, "item", exchange=exchange)
 
 
 @pytest.mark.parametrize("exchange", ["halo", "broadcast"])
-def test_rgcn_on_a_heterograph(ranks, exchange):
-    ranks.run(_check_heterograph, exchange)
+@pytest.mark.parametrize("name", ["rgcn", "rgat"])
+def test_models_of_relations_on_a_heterograph(ranks, name, exchange):
+    ranks.run(_check_heterograph, name, exchange)
 
 
 def _check_kind(kind: str, by: str) -> None:

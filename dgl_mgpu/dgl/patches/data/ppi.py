@@ -6,7 +6,7 @@ from functools import partial
 
 from networkx.readwrite import json_graph
 
-from dgl_mgpu.dgl.patches.modules import module_with
+from dgl_mgpu.utils.modules import module_with
 
 # Files that networkx 2 wrote, such as PPI's, keep edges under "links".
 json_graph_of_links = module_with(

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dgl_mgpu.dgl.patches.modules import module_with
+from dgl_mgpu.utils.modules import module_with
 
 
 def cumsum_of_tensor(a: ArrayLike, axis: Any = None, dtype: Any = None, out: Any = None) -> NDArray:

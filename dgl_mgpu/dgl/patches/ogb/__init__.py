@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from dgl_mgpu.dgl.patches.modules import module_with
 from dgl_mgpu.errors import DataFormatError
 from dgl_mgpu.utils.checksums import DAMAGE, damaged_part
+from dgl_mgpu.utils.modules import module_with
 from dgl_mgpu.utils.safe_pickle import ARRAYS, with_arrays
 
 _ACTION = "read a processed ogb data set"

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from dgl import backend
 
-from dgl_mgpu.dgl.patches.modules import module_with
+from dgl_mgpu.utils.modules import module_with
 
 
 class _AnyDevice:

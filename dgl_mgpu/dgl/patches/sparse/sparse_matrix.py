@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from dgl_mgpu.dgl.patches.modules import module_with
 from dgl_mgpu.graph.originals import originals
+from dgl_mgpu.utils.modules import module_with
 
 if TYPE_CHECKING:
     from dgl.sparse import SparseMatrix

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from dgl_mgpu.dgl.patches.modules import module_with
+from dgl_mgpu.utils.modules import module_with
 
 
 def where_once(condition: NDArray[np.bool_]) -> tuple[NDArray[np.intp], ...]:
