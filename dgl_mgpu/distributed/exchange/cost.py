@@ -145,7 +145,8 @@ class Model:
             (part.edges + load.own_dst * (2 if number else 1)) * row_bytes / rates.memory
             for number, part in enumerate(rounds)
         ]
-        picked = 0 if strategy == BROADCAST else load.sending
+        lent = load.own_src if self._has_window else load.sending
+        picked = 0 if strategy == BROADCAST else lent
         picked += load.own_src if strategy == HALO_BLOCKING else 0
         picking = 2 * picked * row_bytes / rates.memory
         overlapped = map(max, adding, [*arriving[1:], 0.0])

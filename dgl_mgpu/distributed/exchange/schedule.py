@@ -317,7 +317,9 @@ class CommSchedule(ABC):
         for number, size in enumerate(sizes):
             chosen = of_entries == number
             relation = edges_from(self.part, chosen, places[indices[chosen].long()], size)
-            tiles.append(Tile(relation, partial(_entries_of, self.part, rounds, number)))
+            has_all = relation.num_edges == len(indices)
+            find_entries = None if has_all else partial(_entries_of, self.part, rounds, number)
+            tiles.append(Tile(relation, find_entries))
         return tiles
 
 

@@ -34,8 +34,8 @@ STEPS = {"ps": (1, 2, 4, 8, 16, 32), "dist": (1, 2, 4, 8, 16), "wpb": (1, 2, 4, 
 #: Rounds of the halo where no number is given and it is small.
 _DEFAULT_CHUNKS = 2
 #: Buffers, each as large as the most rows that a rank has of its own, that rows in flight may
-#: take: as many as of rounds with one rank's rows each; with a window, whose halves are two.
-_MOST_BUFFERS, _MOST_WITH_WINDOW = 3, 4
+#: take: what any strategy does on two ranks; with a window, whose halves are two.
+_MOST_BUFFERS, _MOST_WITH_WINDOW = 3, 5
 _HALO = re.compile(r"halo in ([1-9]\d{0,8})")
 _REMOTE = re.compile(r"remote reads, " + " ".join(rf"{name}=(\d{{1,9}})" for name in STEPS))
 #: Instead of a strategy's name: whichever is the fastest.

@@ -66,7 +66,7 @@ def _slow_exchanges(clock: list[float], sent: list[str]) -> Any:
 
 
 class _Model(torch.nn.Module):
-    """Convolutions, attention, which fetches the halo by itself, and a readout."""
+    """Convolutions, attention and a readout."""
 
     def __init__(self) -> None:
         super().__init__()

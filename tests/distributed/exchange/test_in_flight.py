@@ -121,6 +121,13 @@ def _candidates(neighbours: int, has_window: bool) -> tuple[list[str], str]:
 
 
 @pytest.mark.parametrize("has_window", [False, True])
+def test_on_two_ranks_every_strategy_is_tried(has_window):
+    rows = [Rows(_OWN, [0, _OWN]), Rows(_OWN, [_OWN, 0])]
+    for strategy in (BROADCAST, HALO_BLOCKING, ExchangeStrategy(chunks=1)):
+        assert rows_in_flight(strategy, rows, has_window) <= (5 if has_window else 3) * _OWN
+
+
+@pytest.mark.parametrize("has_window", [False, True])
 def test_what_grows_with_the_ranks_is_not_tried(five_ranks, has_window):
     remote = ["remote reads, ps=16 dist=8 wpb=2"] * has_window
     dense = five_ranks.run(_candidates, 5 * _OWN, has_window)
