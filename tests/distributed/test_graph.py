@@ -475,7 +475,7 @@ def _ways_by_name() -> None:
         )
         (spread,) = both.pg._graph.parts
         assert len(spread.rounds.tiles) == {
-            "halo in 1": 2, "halo in 3": min(4, size), "halo in 40": size, "broadcast": size,
+            "halo in 1": 2, "halo in 3": {2: 4, 3: 3}[size], "halo in 40": 41, "broadcast": size,
         }.get(name, len(spread.rounds.tiles)), name  # fmt: skip
 
 

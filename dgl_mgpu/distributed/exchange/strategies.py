@@ -150,15 +150,18 @@ class ExchangeStrategies:
         self.part, self.group = part, group
         self.window = window
         self._rows = Communicator.of_all_machines().all_gather(Rows(part.num_own_src, part.wanted))
-        most = max(1, part.num_ranks - 1)
-        chunks = sorted({count for count in (*_CHUNKS, most) if count <= most})
+        others = max(1, part.num_ranks - 1)
+        # Those of each other rank may come in two.
+        chunks = sorted({*(count for count in _CHUNKS if count < others), others, 2 * others})
         #: What is taken where there is nothing to choose: in few chunks, if the halo is small.
         self.default = ExchangeStrategy(
             chunks=next(
                 count
                 for count in chunks
-                if count == most
-                or (count >= _DEFAULT_CHUNKS and self._is_bounded(ExchangeStrategy(chunks=count)))
+                if count == chunks[-1]
+                or (
+                    count >= _DEFAULT_CHUNKS and self._is_bounded(ExchangeStrategy(chunks=count), 2)
+                )
             )
         )
         #: Of remote reads, those with the pipeline that a search begins with.
@@ -184,10 +187,13 @@ class ExchangeStrategies:
         #: By the size of partitions: their pairs are costly to make, the rest is shared.
         self._readers: dict[int, RemoteReads] = {}
 
-    def _is_bounded(self, strategy: ExchangeStrategy) -> bool:
-        """Whether more ranks with as many rows each would not have more rows in flight."""
+    def _is_bounded(self, strategy: ExchangeStrategy, part: int = 1) -> bool:
+        """Whether more ranks with as many rows each would not have more rows in flight.
+
+        And whether they take no more than a part of what they may.
+        """
         has_window = self.window is not None
-        buffers = _MOST_WITH_WINDOW if has_window else _MOST_BUFFERS
+        buffers = (_MOST_WITH_WINDOW if has_window else _MOST_BUFFERS) / part
         most_own = max(rank.own for rank in self._rows)
         return rows_in_flight(strategy, self._rows, has_window) <= buffers * most_own
 
