@@ -114,8 +114,8 @@ def _gcn(exchange: str, has_window: bool) -> float:
     ("exchange", "has_window", "most"),
     [
         ("broadcast", False, _LAYERS + 3),
-        ("halo", False, _LAYERS + 4),
-        ("halo", True, _LAYERS + 5),
+        ("halo", False, _LAYERS + 2.5),
+        ("halo", True, _LAYERS + 3),
     ],
 )
 def test_buffers_of_a_gcn_on_five_ranks(five_ranks, exchange, has_window, most):

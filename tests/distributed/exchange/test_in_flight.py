@@ -75,8 +75,8 @@ def _strategies_in_flight(has_window: bool) -> dict[str, tuple[float, float, flo
 def test_rows_in_flight_are_a_few_buffers_on_five_ranks(five_ranks, has_window):
     for of_rank in five_ranks.run(_strategies_in_flight, has_window):
         default, *_ = of_rank
-        assert default == "halo in 4"
-        assert max(of_rank[default]) <= (4.1 if has_window else 3.1)
+        assert default == "halo in 8"
+        assert max(of_rank[default]) <= (2.1 if has_window else 1.6)
         assert max(of_rank["broadcast"]) <= 2.1
         for name, (*measured, estimate) in of_rank.items():
             # What is estimated is enough, and not much more than is taken.
@@ -131,9 +131,9 @@ def test_on_two_ranks_every_strategy_is_tried(has_window):
 def test_what_grows_with_the_ranks_is_not_tried(five_ranks, has_window):
     remote = ["remote reads, ps=16 dist=8 wpb=2"] * has_window
     dense = five_ranks.run(_candidates, 5 * _OWN, has_window)
-    assert dense == [(["broadcast", "halo in 4", *remote], "halo in 4")] * 5
+    assert dense == [(["broadcast", "halo in 4", "halo in 8", *remote], "halo in 8")] * 5
     # A small halo may come in few chunks, or at first.
-    few = ["broadcast", "halo at first", "halo in 1", "halo in 2", "halo in 4"]
+    few = ["broadcast", "halo at first", "halo in 1", "halo in 2", "halo in 4", "halo in 8"]
     small = five_ranks.run(_candidates, 20, has_window)
     assert small == [([*few, *remote], "halo in 2")] * 5
 
@@ -159,7 +159,7 @@ def _attention_in_flight(kind: str, has_window: bool) -> dict[str, float]:
     of_out = torch.rand(_OWN, 2, _WIDTH // 2)
     expected = _attended(ExchangeStrategies(part, group)[HALO_BLOCKING], kind, of_out)
     found = {}
-    names = ("halo in 4", "halo in 2", "broadcast", *(["remote"] if has_window else []))
+    names = ("halo in 8", "halo in 4", "broadcast", *(["remote"] if has_window else []))
     for name in names:
         rounds = strategies[ExchangeStrategy.named(name)]
         for one, other in zip(_attended(rounds, kind, of_out), expected, strict=True):
@@ -176,5 +176,6 @@ def _attention_in_flight(kind: str, has_window: bool) -> dict[str, float]:
 def test_attention_takes_a_few_buffers_on_five_ranks(five_ranks, kind, has_window):
     """Its input and output with their gradients are four; a round's rows come, and go back."""
     for of_rank in five_ranks.run(_attention_in_flight, kind, has_window):
-        print(of_rank)
-        assert of_rank["halo in 4"] <= 12
+        at_once = 0 if kind == "additive" else 1.9
+        assert of_rank["halo in 8"] <= 6 + at_once
+        assert max(of_rank.values()) <= 9.5 + at_once

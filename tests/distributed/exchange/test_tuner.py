@@ -31,7 +31,8 @@ from tests.distributed.exchange.test_exchange import _Whole
 from tests.distributed.exchange.windows import MappedWindow
 from tests.distributed.graphs import KINDS, edges
 
-HALF, WHOLE = ExchangeStrategy(chunks=2), ExchangeStrategy(chunks=1)
+#: Of three ranks: both others' rows at once, one's after the other's, and each one's in two.
+WHOLE, HALF, QUARTER = (ExchangeStrategy(chunks=count) for count in (1, 2, 4))
 REMOTE = ExchangeStrategy(pipeline=Pipeline())
 PIPELINES = [
     ExchangeStrategy(pipeline=Pipeline(*each)) for each in itertools.product(*STEPS.values())
@@ -248,12 +249,12 @@ def test_rates_are_known_without_timing():
 def test_names_tell_ways_apart():
     part = _three_parts("random")[0]
     of_gpus = ExchangeStrategies(part, None, object())  # type: ignore[arg-type]
-    assert len(of_gpus.by_name) == 4 + len(PIPELINES)
+    assert len(of_gpus.by_name) == 5 + len(PIPELINES)
     assert all(
         of_gpus.by_name[str(strategy)] == strategy for strategy in [*of_gpus.candidates, *PIPELINES]
     )
     without = ExchangeStrategies(part, None)
-    expected = [BROADCAST, HALO_BLOCKING, WHOLE, HALF]
+    expected = [BROADCAST, HALO_BLOCKING, WHOLE, HALF, QUARTER]
     assert without.candidates == expected == list(without.by_name.values())
     assert without.default == HALF
 
@@ -315,7 +316,7 @@ class _TimedWays(ExchangeStrategies):
         self.alive = weakref.WeakSet()
         self._cost = cost
 
-    def _is_bounded(self, strategy: ExchangeStrategy) -> bool:
+    def _is_bounded(self, strategy: ExchangeStrategy, part: int = 1) -> bool:
         return True
 
     def __getitem__(self, strategy: ExchangeStrategy):
@@ -359,9 +360,9 @@ def _in_folder(folder: str, check: Callable[[], None]) -> None:
 def _slowest_decides() -> None:
     # By each rank's own clock another way is the fastest; by the slowest's it is the halo whole.
     own = [
-        {BROADCAST: 1.0, WHOLE: 3.0, HALF: 2.0, HALO_BLOCKING: 4.0},
-        {BROADCAST: 3.0, WHOLE: 3.5, HALF: 3.0, HALO_BLOCKING: 2.0},
-        {BROADCAST: 9.0, WHOLE: 3.0, HALF: 5.0, HALO_BLOCKING: 3.8},
+        {BROADCAST: 1.0, WHOLE: 3.0, HALF: 2.0, HALO_BLOCKING: 4.0, QUARTER: 9.0},
+        {BROADCAST: 3.0, WHOLE: 3.5, HALF: 3.0, HALO_BLOCKING: 2.0, QUARTER: 9.0},
+        {BROADCAST: 9.0, WHOLE: 3.0, HALF: 5.0, HALO_BLOCKING: 3.8, QUARTER: 9.0},
     ]
     whole = _Whole("random", "shuffled")
     rounds, timed = _auto(whole, lambda strategy, rank: own[rank][strategy])
@@ -526,7 +527,7 @@ def test_without_room_for_any_way_the_one_that_needs_least_is_taken(ranks):
 def _hopeless_estimates() -> None:
     whole = _Whole("random", "shuffled")
     rounds, timed = _auto(whole, lambda strategy, _: 1.0)
-    estimates = {BROADCAST: 1.6, WHOLE: 1.4, HALF: 1.0, HALO_BLOCKING: 1.6}
+    estimates = {BROADCAST: 1.6, WHOLE: 1.4, HALF: 1.0, HALO_BLOCKING: 1.6, QUARTER: 1.6}
     rounds.model.seconds = lambda strategy, _: estimates[strategy]  # type: ignore[method-assign]
     _until_found(rounds, whole.own_src(whole.rows(whole.of_src.num_nodes, 3)))
     assert list(dict.fromkeys(timed.taken)) == [HALF, WHOLE]
