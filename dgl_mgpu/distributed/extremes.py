@@ -1,11 +1,12 @@
 """Maxima and minima over in-edges, in the rounds of an exchange.
 
-Of each element the message that won is kept, as the round and the place of its source's row: so
-gradients go back to the sources that won, and nothing is fetched for them.
+Of each element the message that won is kept, as the place of its source's row among those of all
+rounds: so gradients go back to the sources that won, and nothing is fetched for them.
 """
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ import torch
 from dgl_mgpu.distributed.exchange.schedule import CommSchedule, Tile
 from dgl_mgpu.graph.distributed import Features
 from dgl_mgpu.ops import spmm
+from dgl_mgpu.ops.extremes import keep_extremes, scatter_to_winners
 from dgl_mgpu.ops.spmm import message_shape, row_type
 
 _OPERATIONS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
@@ -29,8 +31,7 @@ class Winners(NamedTuple):
 
     values: torch.Tensor  # -inf or inf where there is none
     entries: torch.Tensor  # dtype of ids: their edges in the part, -1 for none
-    rounds: torch.Tensor  # int16: the rounds of their sources, -1 for none
-    places: torch.Tensor  # dtype of ids: the places of their sources there
+    places: torch.Tensor  # dtype of ids: their sources' places in the rounds, -1 for none
 
 
 def extreme(
@@ -61,9 +62,9 @@ def extreme(
     rows = _with_dimensions(rows, max(len(shape), 1))
     won = _winners(rounds, op, reduce, rows.detach(), edge_rows)
     if edge_rows is None:
-        return Chosen.apply(rounds, won.rounds, won.places, won.values, rows).view(-1, *shape)
-    is_none, entries = won.rounds < 0, won.entries
-    of_sources = Chosen.apply(rounds, won.rounds, won.places, None, rows)
+        return Chosen.apply(rounds, won.places, won.values, rows).view(-1, *shape)
+    is_none, entries = won.places < 0, won.entries
+    of_sources = Chosen.apply(rounds, won.places, None, rows)
     if not len(edge_rows):  # that gradients go the same way everywhere
         return (of_sources + won.values + edge_rows.sum()).view(-1, *shape)
     of_edges = edge_rows.expand(-1, *entries.shape[1:]).gather(0, entries.clamp(min=0).long())
@@ -85,8 +86,8 @@ def _winners(
     highest = reduce == "max"
     values = rows.new_full(size, -torch.inf if highest else torch.inf)
     entries = torch.full(size, -1, dtype=part.relation.idtype, device=rows.device)
-    numbers = torch.full(size, -1, dtype=torch.int16, device=rows.device)
-    places = torch.zeros_like(entries)
+    places = torch.full_like(entries, -1)
+    begins = _begins(rounds)
 
     def compare(number: int, tile: Tile, arrived: torch.Tensor) -> None:
         indptr, indices, _ = tile.relation.csc()
@@ -99,48 +100,50 @@ def _winners(
             operation, operand = op, tile.of(edge_rows.detach())
         found, chosen = spmm(indptr, indices, None, arrived, operand, operation, reduce)[::2]
         assert chosen is not None  # as there is an operand of edges
-        edges = chosen if tile.entries is None else tile.entries[chosen]
-        better = found > values if highest else found < values
-        better |= (found == values) & (edges < entries)
-        for of_all, of_round in (
-            (values, found),
-            (entries, edges),
-            (places, indices[chosen]),
-        ):
-            torch.where(better, of_round, of_all, out=of_all)
-        numbers.masked_fill_(better, number)
+        keep_extremes(
+            values, entries, places, found, chosen, tile.entries, indices, begins[number], highest
+        )
 
     rounds.visit(rows, compare)
-    return Winners(values, entries, numbers, places)
+    return Winners(values, entries, places)
+
+
+def _begins(rounds: CommSchedule) -> list[int]:
+    """Where places of each round begin."""
+    sizes = (tile.relation.num_src for tile in rounds.tiles)
+    return list(itertools.accumulate(sizes, initial=0))
 
 
 class Chosen(torch.autograd.Function):
     """Of each element of own destinations, the element of the source that was chosen for it.
 
-    ``numbers`` and ``places`` are as `Winners` has them; what is chosen may be ``known``.  It is 0
-    where there is none.
+    ``places`` are as `Winners` has them; what is chosen may be ``known``.  It is 0 where there is
+    none.
     """
 
     @staticmethod
     def forward(
         ctx: Any,
         rounds: CommSchedule,
-        numbers: torch.Tensor,
         places: torch.Tensor,
         known: torch.Tensor | None,
         rows: torch.Tensor,
     ) -> torch.Tensor:
         ctx.rounds, ctx.row_shape = rounds, rows.shape[1:]
-        ctx.save_for_backward(numbers, places)
+        ctx.save_for_backward(places)
         if known is not None:
             return known.detach()
         out = rows.new_zeros(places.shape)
+        begins = _begins(rounds)
 
         def choose(number: int, tile: Tile, arrived: torch.Tensor) -> None:
-            if len(arrived):
-                of_round = arrived.expand(-1, *places.shape[1:])
-                found = of_round.gather(0, _within(places, len(arrived)))
-                torch.where(numbers == number, found, out, out=out)
+            if not len(arrived):
+                return
+            there = places.long() - begins[number]
+            is_there = (there >= 0) & (there < len(arrived))
+            of_round = arrived.expand(-1, *places.shape[1:])
+            found = of_round.gather(0, there.clamp_(0, len(arrived) - 1))
+            torch.where(is_there, found, out, out=out)
 
         rounds.visit(rows, choose)
         return out
@@ -148,9 +151,9 @@ class Chosen(torch.autograd.Function):
     @staticmethod
     def backward(  # type: ignore[override]
         ctx: Any, gradient: torch.Tensor
-    ) -> tuple[None, None, None, None, torch.Tensor]:
-        returned = Returned.apply(ctx.rounds, *ctx.saved_tensors, ctx.row_shape, gradient)
-        return None, None, None, None, returned
+    ) -> tuple[None, None, None, torch.Tensor]:
+        (places,) = ctx.saved_tensors
+        return None, None, None, Returned.apply(ctx.rounds, places, ctx.row_shape, gradient)
 
 
 class Returned(torch.autograd.Function):
@@ -160,38 +163,32 @@ class Returned(torch.autograd.Function):
     def forward(
         ctx: Any,
         rounds: CommSchedule,
-        numbers: torch.Tensor,
         places: torch.Tensor,
         row_shape: torch.Size,
         elements: torch.Tensor,
     ) -> torch.Tensor:
         ctx.rounds = rounds
-        ctx.save_for_backward(numbers, places)
-        zero, shape = elements.new_zeros(()), elements.shape[1:]
+        ctx.save_for_backward(places)
+        shape, dtype = elements.shape[1:], elements.dtype
         shared = [dim + 1 for dim, width in enumerate(row_shape) if width != shape[dim]]
+        begins, elements = _begins(rounds), elements.contiguous()
+        # Half types are added up in float32.
+        wide = dtype if dtype.itemsize >= 4 else torch.float32
 
         def of_round(number: int, tile: Tile, own: torch.Tensor | None) -> torch.Tensor:
-            count = tile.relation.num_src
-            is_sum = own is not None and not shared
-            back = own if is_sum else elements.new_zeros(count, *shape)
+            is_sum = own is not None and not shared and wide == dtype
+            back = own if is_sum else elements.new_zeros(tile.relation.num_src, *shape, dtype=wide)
             assert back is not None
-            if count:
-                given = torch.where(numbers == number, elements, zero)
-                back.scatter_add_(0, _within(places, count), given)
+            scatter_to_winners(back, elements, places, begins[number])
             if shared:
                 back = back.sum(shared, keepdim=True)
-            return back if own is None or is_sum else own + back
+            return back.to(dtype) if own is None or is_sum else own + back.to(dtype)
 
         return rounds.collect(of_round, elements.new_empty(0, *row_shape))
 
     @staticmethod
     def backward(  # type: ignore[override]
         ctx: Any, gradient: torch.Tensor
-    ) -> tuple[None, None, None, None, torch.Tensor]:
-        chosen = Chosen.apply(ctx.rounds, *ctx.saved_tensors, None, gradient.contiguous())
-        return None, None, None, None, chosen
-
-
-def _within(places: torch.Tensor, count: int) -> torch.Tensor:
-    """Places as indices of a round's rows; those of other rounds are anywhere."""
-    return places.clamp(max=count - 1).long()
+    ) -> tuple[None, None, None, torch.Tensor]:
+        (places,) = ctx.saved_tensors
+        return None, None, None, Chosen.apply(ctx.rounds, places, None, gradient.contiguous())

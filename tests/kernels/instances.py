@@ -35,6 +35,7 @@ _ARGUMENTS = {
         "kLanes": ("32", "16", "8", "4", "2", "1"),
     },
     "copy_list.cu": {"kItems": ("16", "48")},
+    "extremes.cu": {"Element": _FLOATS, "kHighest": ("false", "true")},
     "gather.cu": {
         "Vector": ("dgl_mgpu::Vector16", "dgl_mgpu::uint64", "dgl_mgpu::uint32", *_SMALL),
         "Stored": (
