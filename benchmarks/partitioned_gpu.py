@@ -195,7 +195,7 @@ def main() -> None:
         help="numbers of them, one after the other",
     )
     parser.add_argument("--only", nargs="+", default=[], help="parts of cases' names")
-    parser.add_argument("--warm-up", type=int, default=12, help="turns, in which ways are tried")
+    parser.add_argument("--warm-up", type=int, default=40, help="turns, in which ways are tried")
     common_options(parser)
     options = parser.parse_args()
     new_report(options)

@@ -15,7 +15,6 @@ from dgl.base import DGLError
 from dgl.nn import AGNNConv, DotGatConv, GATConv, GATv2Conv
 from torch import nn
 
-from dgl_mgpu.graph.message_passing import attention
 from dgl_mgpu.graph.originals import originals
 from tests.dgl.nn.devices import DEVICES, on_tensors
 
@@ -48,21 +47,6 @@ def graph(device: str) -> dgl.DGLGraph:
 def block(device: str) -> dgl.DGLGraph:
     seeds = torch.arange(15, device=device)
     return dgl.to_block(dgl.in_subgraph(graph(device), seeds), seeds)
-
-
-@pytest.fixture
-def passes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Which attention was computed in one pass."""
-    names: list[str] = []
-    for name in ("additive", "of_rows"):
-        function = getattr(attention, name)
-
-        def noted(*args: Any, _name: str = name, _function: Any = function, **options: Any) -> Any:
-            names.append(_name)
-            return _function(*args, **options)
-
-        monkeypatch.setattr(attention, name, noted)
-    return names
 
 
 def composed(layer: nn.Module, *arguments: Any) -> Any:
