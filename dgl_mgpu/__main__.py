@@ -87,7 +87,14 @@ def main(argv: list[str]) -> None:
     if options is not None:
         hand_on(options)
     code, namespace = run
+    if options is None or options.partition is None:
+        exec(code, namespace)
+        return
+    from dgl_mgpu.distributed.whole_view import script
+
+    script.start(options.partition)
     exec(code, namespace)
+    script.finish()
 
 
 def _prepare_script(path: str, args: list[str]) -> tuple[CodeType, dict[str, object]]:

@@ -6,6 +6,7 @@ A file is imported when the module that it mirrors has been executed, and not be
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Callable
 from functools import cache, wraps
 from typing import Any
@@ -40,6 +41,22 @@ def override(target: str, kind: str, *, takes_index: bool = False) -> Callable[.
         return call
 
     return decorate
+
+
+def on_whole_graph(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorates what makes another graph of one: of a partitioned one under ``--partition``, too.
+
+    The function gets the whole graph, and what it makes is partitioned.
+    """
+
+    @wraps(function)
+    def call(graph: Any, *arguments: Any, **options: Any) -> Any:
+        script = sys.modules.get("dgl_mgpu.distributed.whole_view.script")
+        if script is None or not script.is_partitioned(graph):
+            return function(graph, *arguments, **options)
+        return script.partition_anew(function, graph, *arguments, **options)
+
+    return call
 
 
 def imported_at_call(name: str) -> Callable[..., Any]:
