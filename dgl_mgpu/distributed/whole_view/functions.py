@@ -25,6 +25,7 @@ from dgl_mgpu.distributed.whole_view.tensor import (
     ids_of,
     layout_of,
     leaves,
+    make_wrapper,
     num_elements,
     refuse,
     select,
@@ -261,7 +262,58 @@ handles(_named("chunk split tensor_split unbind"))(_along(2, 0))
 handles([torch.Tensor.unbind, torch.unbind])(_along(1, 0))
 handles(_named("repeat_interleave"))(_along(2, 0))
 handles(_named("flip roll"))(_along(1, 0))
-handles(_named("stack"))(_along(1, 0))
+
+
+@handles(_named("stack"))
+def _stack(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    pieces = args[0] if args else kwargs["tensors"]
+    if _argument(args, kwargs, 1, "dim", 0) in (0, -pieces[0].dim() - 1):
+        return StackedRows(run_on_rows(func, (pieces, 1), {}, pieces))
+    return run_on_rows(func, args, kwargs, pieces)
+
+
+_REDUCTIONS = set(_named("sum mean max min amax amin var std norm prod logsumexp"))
+
+
+class StackedRows(torch.Tensor):
+    """Partitioned tensors behind one another, as ``torch.stack`` makes them, to be reduced to one.
+
+    Attributes
+    ----------
+    rows : PartitionedTensor
+        The same with its first two dimensions swapped.
+    """
+
+    rows: PartitionedTensor
+
+    @staticmethod
+    def __new__(cls, rows: PartitionedTensor) -> StackedRows:
+        shape = rows.shape[1], rows.shape[0], *rows.shape[2:]
+        self = make_wrapper(cls, shape, dtype=rows.dtype, device=rows.device)
+        self.rows = rows
+        return self
+
+    def __init__(self, rows: PartitionedTensor) -> None:
+        pass
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if HANDLERS.get(func) is _of_wrapper:
+            return _of_wrapper(func, args, kwargs)
+        rows = args[0].rows
+        if func is torch.Tensor.__iter__:
+            return iter(rows.unbind(1))
+        if func is torch.Tensor.__getitem__ and isinstance(args[1], int):
+            return rows[:, args[1]]
+        dim = _argument(args, kwargs, 1, "dim", None)
+        if func in _REDUCTIONS and len(args) < 3 and _dims(args[0], dim) == [0]:
+            return func(rows, **{**kwargs, "dim": 1})
+        refuse(func, "rows are not the first dimension of what torch.stack made")
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        refuse(func, "it is called where torch does not ask whose rows they are")
 
 
 @handles(_named("cat concat concatenate hstack"))
@@ -345,7 +397,7 @@ def _squeeze(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 def _permute(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     rows = args[0]
     marked = torch.empty(rows.dim() * (1,), device="meta").as_strided(
-        (1,) * rows.dim(), range(1, rows.dim() + 1)
+        (1,) * rows.dim(), tuple(range(1, rows.dim() + 1))
     )
     if func(marked, *args[1:], **kwargs).stride(0) != 1:
         refuse(func, "rows would not be its first dimension")

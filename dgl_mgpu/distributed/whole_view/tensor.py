@@ -25,7 +25,7 @@ Handler = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 #: What a function of torch does with partitioned rows; `functions` fills it.
 HANDLERS: dict[Any, Handler] = {}
 
-_MAKE = torch.Tensor._make_wrapper_subclass  # type: ignore[attr-defined]
+make_wrapper = torch.Tensor._make_wrapper_subclass  # type: ignore[attr-defined]
 #: Parameters that are known to be the same on all ranks.
 _matched = WeakIdKeyDictionary()
 
@@ -47,7 +47,7 @@ class PartitionedTensor(torch.Tensor):
     @staticmethod
     def __new__(cls, local: torch.Tensor, layout: RowLayout) -> PartitionedTensor:
         shape = layout.length, *local.shape[1:]
-        self = _MAKE(cls, shape, dtype=local.dtype, device=local.device)
+        self = make_wrapper(cls, shape, dtype=local.dtype, device=local.device)
         self.local = local
         self.row_layout = layout.on(local.device)
         return self
@@ -65,6 +65,8 @@ class PartitionedTensor(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (torch.ops.aten.alias.default, torch.ops.aten.detach.default):
+            return PartitionedTensor(args[0].local.detach(), args[0].row_layout)
         refuse(func, "it is called where torch does not ask whose rows they are")
 
     def full_tensor(self) -> torch.Tensor:
