@@ -12,16 +12,15 @@ from dgl import DGLGraph
 from dgl.base import DGLError
 from dgl.frame import Column, Frame
 from dgl.heterograph_index import HeteroGraphIndex
-from dgl.udf import NodeBatch
 
 from dgl_mgpu.dgl.patches.ops.gather_mm import gather_mm
 from dgl_mgpu.distributed.graph import partition_graph
 from dgl_mgpu.distributed.index import PartitionedIndex
-from dgl_mgpu.distributed.whole_view import functions
+from dgl_mgpu.distributed.whole_view import reductions, rows  # noqa: F401  of torch's functions
 from dgl_mgpu.distributed.whole_view.layout import RowLayout
 from dgl_mgpu.distributed.whole_view.tensor import PartitionedTensor, align, whole
 from dgl_mgpu.errors import UnsupportedByPartitionError
-from dgl_mgpu.graph.distributed import DistributedGraphIndex, Features
+from dgl_mgpu.graph.distributed import DistributedGraphIndex
 from dgl_mgpu.graph.index import TensorIndex
 from dgl_mgpu.graph.relation import Relation
 
@@ -210,7 +209,7 @@ class WholeViewIndex(DistributedGraphIndex):
 
 
 # Rows of which each has a matrix of its type.
-functions.handles([gather_mm])(functions.rows_first(1, "idx_b"))
+rows.handles([gather_mm])(rows.rows_first(1, "idx_b"))
 
 
 def is_whole_view(graph: Any) -> bool:
@@ -237,9 +236,7 @@ def partition(graph: DGLGraph, device: torch.device, by: str) -> DGLGraph:
     part = partition_graph(graph, by=by, device=device)
     index = part._graph
     ranks = index.parts[0].part.rank
-    nodes = [
-        RowLayout(owned.num_nodes, owned.nodes(ranks, index.device)) for owned in index.owned
-    ]
+    nodes = [RowLayout(owned.num_nodes, owned.nodes(ranks, index.device)) for owned in index.owned]
     edges = [
         RowLayout(relation.part.num_whole_edges, relation.part.edges) for relation in index.parts
     ]
@@ -256,7 +253,11 @@ def _view(frame: Frame, mine: Frame, layout: RowLayout) -> Frame:
     view._columns = {}
     for name in frame:
         # The part has ids of its own by some names.
-        rows = mine[name] if not name.startswith("_") else align(frame[name], layout.on(frame[name].device)).to(layout.device)
+        rows = (
+            mine[name]
+            if not name.startswith("_")
+            else align(frame[name], layout.on(frame[name].device)).to(layout.device)
+        )
         view._columns[name] = Column(PartitionedTensor(rows, layout))
     return view
 
@@ -280,7 +281,7 @@ def _gathered(frame: Frame) -> Frame:
 def partition_anew(
     function: Callable[..., Any], by: str, graph: DGLGraph, *args: Any, **kwargs: Any
 ) -> Any:
-    """What a function that changes the structure makes of a graph, partitioned again; collective."""
+    """What a function makes of the whole graph, partitioned again; collective."""
 
     def on_host(value: Any) -> Any:
         if isinstance(value, torch.Tensor):

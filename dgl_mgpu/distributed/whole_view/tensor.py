@@ -7,7 +7,6 @@ same program.  `PartitionedTensor` holds this rank's rows; torch's functions on 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn
 
@@ -64,7 +63,9 @@ class PartitionedTensor(torch.Tensor):
         return handler(func, args, kwargs)
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         if func in (torch.ops.aten.alias.default, torch.ops.aten.detach.default):
             return PartitionedTensor(args[0].local.detach(), args[0].row_layout)
         refuse(func, "it is called where torch does not ask whose rows they are")
@@ -187,8 +188,3 @@ def whole(values: Any) -> Any:
     return tree_map(
         lambda value: value.full_tensor() if isinstance(value, PartitionedTensor) else value, values
     )
-
-
-def num_elements(rows: PartitionedTensor, dims: list[int]) -> int:
-    """How many numbers of all ranks one of a reduction over some dimensions is made of."""
-    return math.prod(rows.shape[dim] for dim in dims)
