@@ -158,6 +158,8 @@ _TABLE: dict[tuple[VersionRange, ...], dict[str, str]] = {
         """
             dgl.heterograph: DGLGraph.int=to_int32 DGLGraph.long=to_int64
             dgl.convert: to_homogeneous
+            dgl.transforms.functional: remove_edges add_reverse_edges to_bidirected
+            dgl.subgraph: node_subgraph edge_subgraph
         """:
             "makes of a graph that is partitioned under --partition one that is not",
         "dgl.heterograph: DGLGraph.update_all":

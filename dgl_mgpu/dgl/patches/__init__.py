@@ -16,6 +16,7 @@ from dgl_mgpu.graph.originals import originals
 
 TENSORS = "graph.dispatch:TensorBacked"
 TENSOR_INDEX = "graph.index:TensorIndex"
+_SCRIPT = "dgl_mgpu.distributed.whole_view.script"
 DISTRIBUTED = "graph.distributed:DistributedGraphIndex"
 
 
@@ -43,6 +44,18 @@ def override(target: str, kind: str, *, takes_index: bool = False) -> Callable[.
     return decorate
 
 
+def partitions() -> Any:
+    """What partitions the graphs that a script moves; None without ``--partition``."""
+    script = sys.modules.get(_SCRIPT)
+    return script if script is not None and script.by is not None else None
+
+
+def is_partitioned(graph: Any) -> bool:
+    """Whether a graph is partitioned and looks whole: under ``--partition``."""
+    script = partitions()
+    return script is not None and script.is_partitioned(graph)
+
+
 def on_whole_graph(function: Callable[..., Any]) -> Callable[..., Any]:
     """Decorates what makes another graph of one: of a partitioned one under ``--partition``, too.
 
@@ -51,10 +64,9 @@ def on_whole_graph(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(function)
     def call(graph: Any, *arguments: Any, **options: Any) -> Any:
-        script = sys.modules.get("dgl_mgpu.distributed.whole_view.script")
-        if script is None or not script.is_partitioned(graph):
+        if not is_partitioned(graph):
             return function(graph, *arguments, **options)
-        return script.partition_anew(function, graph, *arguments, **options)
+        return partitions().partition_anew(function, graph, *arguments, **options)
 
     return call
 

@@ -9,6 +9,10 @@ from dgl_mgpu.graph.originals import originals
 
 
 @on_whole_graph
-def to_homogeneous(G: Any, *arguments: Any, **options: Any) -> Any:
-    """In place of ``dgl.to_homogeneous``."""
-    return originals["dgl.convert:to_homogeneous"](G, *arguments, **options)
+def to_homogeneous(
+    G: Any, ndata: Any = None, edata: Any = None, store_type: bool = True,
+    return_count: bool = False,
+) -> Any:  # fmt: skip
+    """In place of ``dgl.to_homogeneous``: also of a graph partitioned under ``--partition``."""
+    original = originals["dgl.convert:to_homogeneous"]
+    return original(G, ndata, edata, store_type, return_count)

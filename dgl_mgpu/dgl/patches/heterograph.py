@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import torch
 
-from dgl_mgpu.dgl.patches import DISTRIBUTED, on_whole_graph, override
+from dgl_mgpu.dgl import copies
+from dgl_mgpu.dgl.patches import DISTRIBUTED, on_whole_graph, override, partitions
 from dgl_mgpu.graph.dispatch import TensorBacked, is_tensor_backed
 from dgl_mgpu.graph.originals import originals
 
@@ -36,16 +36,14 @@ def in_degrees(self: Any, v: Any = "__ALL__", etype: Any = None) -> Any:
 
 def to(self: Any, device: Any, **kwargs: Any) -> Any:
     """In place of ``DGLGraph.to``: a part of the graph under ``--partition``."""
-    script = sys.modules.get("dgl_mgpu.distributed.whole_view.script")
-    if script is None or script.by is None or device is None or not _is_moved(self):
-        return originals["dgl.heterograph:DGLGraph.to"](self, device, **kwargs)
-    return script.partition(self, device)
-
-
-def _is_moved(graph: Any) -> bool:
     from dgl.heterograph import DGLGraph
 
-    return type(graph) is DGLGraph and not graph.is_block
+    is_whole = device is not None and type(self) is DGLGraph and not self.is_block
+    if is_whole and (script := partitions()) is not None:
+        return script.partition(self, device)
+    if is_whole:
+        copies.note()
+    return originals["dgl.heterograph:DGLGraph.to"](self, device, **kwargs)
 
 
 def _set_n_repr(self: Any, ntid: int, u: Any, data: Any) -> None:

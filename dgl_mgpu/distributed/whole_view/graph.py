@@ -18,7 +18,12 @@ from dgl_mgpu.distributed.graph import partition_graph
 from dgl_mgpu.distributed.index import PartitionedIndex
 from dgl_mgpu.distributed.whole_view import reductions, rows  # noqa: F401  of torch's functions
 from dgl_mgpu.distributed.whole_view.layout import RowLayout
-from dgl_mgpu.distributed.whole_view.tensor import PartitionedTensor, align, whole
+from dgl_mgpu.distributed.whole_view.tensor import (
+    PartitionedTensor,
+    align,
+    select,
+    whole,
+)
 from dgl_mgpu.errors import UnsupportedByPartitionError
 from dgl_mgpu.graph.distributed import DistributedGraphIndex
 from dgl_mgpu.graph.index import TensorIndex
@@ -198,9 +203,21 @@ class WholeViewIndex(DistributedGraphIndex):
     def edge_ids(self, etype: int) -> torch.Tensor:
         return torch.arange(self.num_edges(etype), dtype=self.idtype, device=self.device)
 
-    def edges_to(self, nodes: torch.Tensor, degree: int) -> torch.Tensor:
-        """This rank's own edges to its own nodes."""
-        return self.part.edges_to(nodes, degree)
+    def edges_to(self, nodes: torch.Tensor, degree: int) -> NoReturn:
+        raise NotImplementedError  # `mailbox` has the part's
+
+    def mailbox(self, messages: torch.Tensor, nodes: torch.Tensor, degree: int) -> torch.Tensor:
+        chosen, layout = select(self._layouts("v"), nodes)
+        edges = self.part.edges_to(chosen, degree)
+        return PartitionedTensor(self._rows(messages, self.edge_rows[0])[edges], layout)
+
+    def fill(self, frame: Frame, nodes: torch.Tensor, rows: Mapping[str, torch.Tensor]) -> None:
+        chosen, layout = select(self._layouts("v"), nodes)
+        for name, some in rows.items():
+            mine = align(some, layout)
+            blank = mine.new_zeros(self._layouts("v").count, *mine.shape[1:])
+            filled = blank.index_copy(0, chosen, mine)
+            frame.update_column(name, PartitionedTensor(filled, self._layouts("v")))
 
     def remove_self_loops(self, etype: int) -> NoReturn:
         self.refuse_to_copy()

@@ -43,6 +43,7 @@ def start(partition_by: str) -> None:
         with open(os.devnull, "w") as nowhere:
             os.dup2(nowhere.fileno(), 1)
     _refuse_autograd_functions()
+    _save_once()
 
 
 def finish() -> None:
@@ -147,3 +148,22 @@ def _refuse_autograd_functions() -> None:
         return original(cls, *args, **kwargs)
 
     torch.autograd.Function.apply = classmethod(apply)  # type: ignore[assignment]
+
+
+def _save_once() -> None:
+    """Have the first rank alone write what a script saves by ``torch.save``: all name one file."""
+    from dgl_mgpu.distributed.whole_view.tensor import whole
+
+    original = torch.save
+
+    def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
+        if not isinstance(f, str | os.PathLike):
+            return original(obj, f, *args, **kwargs)
+        everything = whole(obj)
+        ranks = Communicator.of_all_machines()
+        ranks.broadcast_from_rank0(
+            f"save {os.fspath(f)}", lambda: original(everything, f, *args, **kwargs)
+        )
+        return None
+
+    torch.save = save

@@ -66,6 +66,28 @@ def add_edges(g: Any, u: Any, v: Any, data: Any = None, etype: Any = None) -> An
     return originals[_FUNCTIONS + "add_edges"](g, u, v, data, etype)
 
 
+@on_whole_graph
+def remove_edges(g: Any, eids: Any, etype: Any = None, store_ids: bool = False) -> Any:
+    """In place of ``dgl.remove_edges``: also of a graph partitioned under ``--partition``."""
+    return originals[_FUNCTIONS + "remove_edges"](g, eids, etype, store_ids)
+
+
+@on_whole_graph
+def add_reverse_edges(
+    g: Any, readonly: Any = None, copy_ndata: bool = True, copy_edata: bool = False,
+    ignore_bipartite: bool = False, exclude_self: bool = True,
+) -> Any:  # fmt: skip
+    """In place of ``dgl.add_reverse_edges``, likewise."""
+    original = originals[_FUNCTIONS + "add_reverse_edges"]
+    return original(g, readonly, copy_ndata, copy_edata, ignore_bipartite, exclude_self)
+
+
+@on_whole_graph
+def to_bidirected(g: Any, copy_ndata: bool = False, readonly: Any = None) -> Any:
+    """In place of ``dgl.to_bidirected``, likewise."""
+    return originals[_FUNCTIONS + "to_bidirected"](g, copy_ndata, readonly)
+
+
 def _may_have_loops(g: Any, etype: Any) -> bool:
     source, _, destination = g.to_canonical_etype(etype)
     return source == destination
