@@ -125,12 +125,14 @@ def _extreme(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return all_reduce(reduce(local, dims, keepdim=keepdim), op)
 
 
-@handles(named("norm"))
+@handles(named("norm vector_norm"))
 def _norm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     rows, dim = args[0], argument_of(args, kwargs, 2, "dim", None)
     if 0 not in dims_of(rows, dim):
         return of_first(func, args, kwargs)
-    if argument_of(args, kwargs, 1, "p", "fro") not in ("fro", 2, 2.0):
+    order = argument_of(args, kwargs, 1, "ord" if "ord" in kwargs else "p", None)
+    # Of a matrix torch.linalg has another norm by this number.
+    if order not in (None, "fro") and (order != 2 or func is torch.linalg.norm):
         return on_all_rows(func, args, kwargs)
     keepdim = argument_of(args, kwargs, 3, "keepdim", False)
     return _sum(rows * rows, dims_of(rows, dim), keepdim).sqrt()

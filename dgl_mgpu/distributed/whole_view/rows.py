@@ -30,7 +30,7 @@ from dgl_mgpu.distributed.whole_view.tensor import (
 )
 
 _OPERATORS = "add sub mul truediv div floordiv mod pow and or xor lshift rshift"
-_PLACES = (torch.Tensor, torch, F, torch.special, torch._C._nn, torch._C._VariableFunctions)
+_PLACES = (torch.Tensor, torch, F, torch.special, torch.linalg, torch._C._nn, torch._C._VariableFunctions)
 
 
 def named(names: str) -> Iterator[Any]:
@@ -273,7 +273,7 @@ handles(named("gather scatter scatter_add"))(along(1, 0))
 handles(named("glu"))(along(1, -1))
 handles(named("narrow select"))(along(1, 0))
 handles(named("chunk split tensor_split"))(along(2, 0))
-handles(named("unbind"))(along(1, 0))
+handles(named("unbind"))(along(1, 0, on_all_rows))
 handles(named("repeat_interleave"))(along(2))
 handles(named("flip"))(along(1, name="dims"))
 

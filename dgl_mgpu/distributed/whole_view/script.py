@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from dgl_mgpu.comm.communicator import Communicator
-from dgl_mgpu.errors import ConfigError, UnsupportedByPartitionError
+from dgl_mgpu.errors import ConfigError, PartitionedRowsError
 
 #: How graphs that are moved to a device are partitioned (`dgl_mgpu.partition_graph`); None if they
 #: are not.
@@ -140,7 +140,7 @@ def _refuse_autograd_functions() -> None:
 
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
         if any(isinstance(value, PartitionedTensor) for value in leaves([args, kwargs])):
-            raise UnsupportedByPartitionError(
+            raise PartitionedRowsError(
                 f"call {cls.__name__}, an autograd function, with rows of a partitioned graph",
                 "its gradients would be of one rank's rows alone",
                 "use torch's own functions in its place, or run without --partition",

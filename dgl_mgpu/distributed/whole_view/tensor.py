@@ -17,7 +17,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from dgl_mgpu.comm.communicator import Communicator
 from dgl_mgpu.distributed.whole_view.layout import Gather, RowLayout, Selection, Spread
-from dgl_mgpu.errors import InvalidInputError, UnsupportedByPartitionError
+from dgl_mgpu.errors import InvalidInputError, PartitionedRowsError
 
 Handler = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 
@@ -78,7 +78,7 @@ class PartitionedTensor(torch.Tensor):
 def refuse(func: Any, found: str) -> NoReturn:
     """Raise for a function that cannot take partitioned rows."""
     name = resolve_name(func) or getattr(func, "__qualname__", repr(func))
-    raise UnsupportedByPartitionError(
+    raise PartitionedRowsError(
         f"call {name} with rows of a partitioned graph",
         found,
         "call it before the graph is moved to its device; or run without --partition",
@@ -162,7 +162,7 @@ def ids_of(index: Any, length: int) -> torch.Tensor:
     if isinstance(index, PartitionedTensor):
         index = index.full_tensor()
     if index.dim() != 1:
-        raise UnsupportedByPartitionError(
+        raise PartitionedRowsError(
             f"select rows of a partitioned graph by an index of shape {tuple(index.shape)}",
             "rows stay on their ranks, and are selected by one number each",
             "index by a mask or by ids of one dimension",
