@@ -52,8 +52,8 @@ def partitions() -> Any:
 
 def is_partitioned(graph: Any) -> bool:
     """Whether a graph is partitioned and looks whole: under ``--partition``."""
-    script = partitions()
-    return script is not None and script.is_partitioned(graph)
+    view = sys.modules.get("dgl_mgpu.distributed.whole_view.graph")
+    return view is not None and view.is_whole_view(graph)
 
 
 def on_whole_graph(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -66,7 +66,9 @@ def on_whole_graph(function: Callable[..., Any]) -> Callable[..., Any]:
     def call(graph: Any, *arguments: Any, **options: Any) -> Any:
         if not is_partitioned(graph):
             return function(graph, *arguments, **options)
-        return partitions().partition_anew(function, graph, *arguments, **options)
+        return _imported("distributed.whole_view.script:partition_anew")(
+            function, graph, *arguments, **options
+        )
 
     return call
 

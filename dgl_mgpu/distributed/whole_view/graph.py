@@ -14,7 +14,7 @@ from dgl.frame import Column, Frame
 from dgl.heterograph_index import HeteroGraphIndex
 
 from dgl_mgpu.dgl.patches.ops.gather_mm import gather_mm
-from dgl_mgpu.distributed.graph import partition_graph
+from dgl_mgpu.distributed.graph import By, partition_graph
 from dgl_mgpu.distributed.index import PartitionedIndex
 from dgl_mgpu.distributed.whole_view import reductions, rows  # noqa: F401  of torch's functions
 from dgl_mgpu.distributed.whole_view.layout import RowLayout
@@ -45,6 +45,8 @@ class WholeViewIndex(DistributedGraphIndex):
         This rank's.
     nodes, edges : list of RowLayout
         Of features, by node type and by edge type.
+    by : str or Tensor
+        How it was partitioned.
     """
 
     def __init__(
@@ -53,8 +55,9 @@ class WholeViewIndex(DistributedGraphIndex):
         part: PartitionedIndex,
         nodes: Sequence[RowLayout],
         edges: Sequence[RowLayout],
+        by: By,
     ) -> None:
-        self.source, self.part = source, part
+        self.source, self.part, self.by = source, part, by
         self.nodes, self.edge_rows = list(nodes), list(edges)
         self.schema = part.schema
         self._num_nodes = [layout.length for layout in self.nodes]
@@ -83,7 +86,7 @@ class WholeViewIndex(DistributedGraphIndex):
     number_of_edges = num_edges
 
     def __copy__(self) -> WholeViewIndex:
-        return WholeViewIndex(self.source, self.part, self.nodes, self.edge_rows)
+        return WholeViewIndex(self.source, self.part, self.nodes, self.edge_rows, self.by)
 
     def get_relation_graph(self, etype: int) -> WholeViewIndex:
         src, dst = self.schema.ends[int(etype)]
@@ -92,11 +95,12 @@ class WholeViewIndex(DistributedGraphIndex):
             self.part.get_relation_graph(etype),
             [self.nodes[end] for end in ([src] if src == dst else [src, dst])],
             [self.edge_rows[int(etype)]],
+            self.by,
         )
 
     def reverse(self) -> WholeViewIndex:
         return WholeViewIndex(
-            self.source.reverse(), self.part.reverse(), self.nodes, self.edge_rows
+            self.source.reverse(), self.part.reverse(), self.nodes, self.edge_rows, self.by
         )
 
     def formats(self, formats: str | Sequence[str] | None = None) -> Any:
@@ -234,7 +238,7 @@ def is_whole_view(graph: Any) -> bool:
     return isinstance(getattr(graph, "_graph", None), WholeViewIndex)
 
 
-def partition(graph: DGLGraph, device: torch.device, by: str) -> DGLGraph:
+def partition(graph: DGLGraph, device: torch.device, by: By) -> DGLGraph:
     """The same graph on a device, of which this rank has its part; collective.
 
     Raises
@@ -258,7 +262,7 @@ def partition(graph: DGLGraph, device: torch.device, by: str) -> DGLGraph:
         RowLayout(relation.part.num_whole_edges, relation.part.edges) for relation in index.parts
     ]
     view = copy.copy(graph)
-    view._graph = WholeViewIndex(graph._graph, index, nodes, edges)
+    view._graph = WholeViewIndex(graph._graph, index, nodes, edges, by)
     view._node_frames = list(map(_view, graph._node_frames, part._node_frames, nodes))
     view._edge_frames = list(map(_view, graph._edge_frames, part._edge_frames, edges))
     return view
@@ -295,9 +299,7 @@ def _gathered(frame: Frame) -> Frame:
     return plain
 
 
-def partition_anew(
-    function: Callable[..., Any], by: str, graph: DGLGraph, *args: Any, **kwargs: Any
-) -> Any:
+def partition_anew(function: Callable[..., Any], graph: DGLGraph, *args: Any, **kwargs: Any) -> Any:
     """What a function makes of the whole graph, partitioned again; collective."""
 
     def on_host(value: Any) -> Any:
@@ -312,7 +314,7 @@ def partition_anew(
 
     def on_device(value: Any) -> Any:
         if isinstance(value, DGLGraph):
-            return partition(value, device, by)
+            return partition(value, device, graph._graph.by)
         if isinstance(value, Mapping):
             return {key: on_device(item) for key, item in value.items()}
         if isinstance(value, list | tuple):

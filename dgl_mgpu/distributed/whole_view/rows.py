@@ -30,7 +30,15 @@ from dgl_mgpu.distributed.whole_view.tensor import (
 )
 
 _OPERATORS = "add sub mul truediv div floordiv mod pow and or xor lshift rshift"
-_PLACES = (torch.Tensor, torch, F, torch.special, torch.linalg, torch._C._nn, torch._C._VariableFunctions)
+_PLACES = (
+    torch.Tensor,
+    torch,
+    F,
+    torch.special,
+    torch.linalg,
+    torch._C._nn,
+    torch._C._VariableFunctions,
+)
 
 
 def named(names: str) -> Iterator[Any]:
@@ -321,6 +329,8 @@ class StackedRows(torch.Tensor):
         if func is torch.Tensor.__getitem__ and isinstance(args[1], int):
             return rows[:, args[1]]
         dim = argument_of(args, kwargs, 1, "dim", None)
+        if func is torch.Tensor.squeeze and dim == 0 and rows.shape[1] == 1:
+            return rows[:, 0]
         if func in _REDUCTIONS and len(args) < 3 and dims_of(args[0], dim) == [0]:
             return func(rows, **{**kwargs, "dim": 1})
         refuse(func, "rows are not the first dimension of what torch.stack made")
@@ -357,6 +367,27 @@ def _dealt_out(rows: torch.Tensor) -> tuple[torch.Tensor, RowLayout]:
     first, last = len(rows) * rank // size, len(rows) * (rank + 1) // size
     positions = torch.arange(first, last, device=rows.device)
     return spread(rows)[first:last], RowLayout(len(rows), positions)
+
+
+@handles(named("lstm gru"))
+def _recurrent(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Of sequences, one a row; the states between have the rows in their second dimension."""
+    rows, states, *_, dropout, train, _, batch_first = args
+    if not isinstance(rows, PartitionedTensor) or not batch_first or (dropout and train):
+        refuse(func, "sequences are not its first dimension, or it draws random numbers")
+    layout = rows.row_layout
+
+    def of_rank(state: torch.Tensor) -> torch.Tensor:
+        if isinstance(state, StackedRows):
+            return align(state.rows, layout).transpose(0, 1).contiguous()
+        return spread(state)[:, layout.positions]
+
+    is_one = isinstance(states, torch.Tensor)
+    states = of_rank(states) if is_one else list(map(of_rank, states))
+    weights = list(map(spread, args[2]))
+    out, *after = func(rows.local, states, weights, *args[3:], **kwargs)
+    stacked = [StackedRows(wrap(state.transpose(0, 1), layout, func)) for state in after]
+    return (wrap(out, layout, func), *stacked)
 
 
 # -- shapes ----------------------------------------------------------------------------------------

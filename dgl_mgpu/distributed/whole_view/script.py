@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -62,7 +64,7 @@ def finish() -> None:
 
 def partition(graph: Any, device: Any) -> Any:
     """A graph that a script moves to a device, as a part that looks like the whole graph."""
-    global by, _num_partitioned
+    global _num_partitioned
     from dgl_mgpu.distributed.whole_view import graph as whole_view
 
     assert by is not None
@@ -72,33 +74,27 @@ def partition(graph: Any, device: Any) -> Any:
         return whole_view.partition(graph, device, by)
     if device == graph.device:
         return graph
-    partition_by, by = by, None
-    try:
+    with _whole_graphs():
         return whole_view.unpartitioned(graph).to(device)
-    finally:
-        by = partition_by
-
-
-def is_partitioned(graph: Any) -> bool:
-    """Whether a graph is a part that looks like the whole graph."""
-    if by is None:
-        return False
-    from dgl_mgpu.distributed.whole_view.graph import is_whole_view
-
-    return is_whole_view(graph)
 
 
 def partition_anew(function: Any, graph: Any, *args: Any, **kwargs: Any) -> Any:
     """What a function makes of the whole graph, partitioned again; collective."""
-    global by
-    from dgl_mgpu.distributed.whole_view.graph import partition_anew
+    from dgl_mgpu.distributed.whole_view import graph as whole_view
 
-    assert by is not None
-    partition_by, by = by, None  # the function may move graphs itself
+    with _whole_graphs():
+        return whole_view.partition_anew(function, graph, *args, **kwargs)
+
+
+@contextlib.contextmanager
+def _whole_graphs() -> Iterator[None]:
+    """A context in which graphs that are moved stay whole."""
+    global by
+    before, by = by, None
     try:
-        return partition_anew(function, partition_by, graph, *args, **kwargs)
+        yield
     finally:
-        by = partition_by
+        by = before
 
 
 def _take_gpu() -> None:
