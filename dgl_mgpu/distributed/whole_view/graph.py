@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 import torch
 from dgl import DGLGraph
-from dgl.base import DGLError
+from dgl.base import EID, NID, DGLError
 from dgl.frame import Column, Frame
 from dgl.heterograph_index import HeteroGraphIndex
 
@@ -273,12 +273,10 @@ def _view(frame: Frame, mine: Frame, layout: RowLayout) -> Frame:
     view = frame.clone()
     view._columns = {}
     for name in frame:
-        # The part has ids of its own by some names.
-        rows = (
-            mine[name]
-            if not name.startswith("_")
-            else align(frame[name], layout.on(frame[name].device)).to(layout.device)
-        )
+        rows = mine[name]
+        # Of these ids the part has its own; and of others' gradients none.
+        if name in (NID, EID) or frame[name].requires_grad:
+            rows = align(frame[name], layout).to(layout.device)
         view._columns[name] = Column(PartitionedTensor(rows, layout))
     return view
 
