@@ -69,13 +69,13 @@ def partition(graph: Any, device: Any) -> Any:
 
     assert by is not None
     device = torch.empty(0, device=device).device
-    if not whole_view.is_whole_view(graph):
-        _num_partitioned += 1
-        return whole_view.partition(graph, device, by)
-    if device == graph.device:
-        return graph
-    with _whole_graphs():
-        return whole_view.unpartitioned(graph).to(device)
+    if whole_view.is_whole_view(graph):
+        if device == graph.device:
+            return graph
+        with _whole_graphs():
+            graph = whole_view.unpartitioned(graph)
+    _num_partitioned += 1
+    return whole_view.partition(graph, device, by)
 
 
 def partition_anew(function: Any, graph: Any, *args: Any, **kwargs: Any) -> Any:
