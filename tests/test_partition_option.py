@@ -116,7 +116,7 @@ def test_a_script_for_one_process_gives_the_same_over_ranks(run, tmp_path):
 def test_dropout_learns_as_well_over_ranks(run):
     accuracies = []
     for ranks in (1, 2):
-        done = run(ranks, _training(40, 0.5), "--partition")
+        done = run(ranks, _training(25, 0.5), "--partition")
         assert done.returncode == 0, done.stderr
         accuracies.append(float(re.findall(r"Accuracy ([\d.]+)", done.stdout)[-1]))
     assert min(accuracies) > 0.5  # by chance, 0.25
@@ -155,6 +155,23 @@ def test_what_is_refused_ends_the_script_with_the_reason(run):
     done = run(2, code, "--partition")
     assert done.returncode != 0 and "done" not in done.stdout
     assert "cannot call torch.fft.fft with rows of a partitioned graph" in done.stderr
+
+
+@pytest.mark.parametrize(("visible", "taken"), [(None, "2"), ("7,5,3,1", "3"), ("a,b,c", "c")])
+def test_a_rank_sees_its_gpu_alone(monkeypatch, visible, taken):
+    import torch
+
+    from dgl_mgpu.distributed.whole_view import script
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible or "")
+    script._take_gpu()
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == taken
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    with pytest.raises(ConfigError, match="it has 3 GPUs"):
+        script._take_gpu()
 
 
 def test_options():
