@@ -85,6 +85,10 @@ _FUNCTIONS = {
         x.unsqueeze(1).expand(-1, 3, -1), x.repeat(1, 2), x.unsqueeze(-1).squeeze(-1),
         x.view(23, 2, 2).permute(0, 2, 1).mean(1), x[:, 0].view(-1, 1), x.split(2, 1), x.unbind(1),
     ],
+    "shapes of others": lambda x, i, m, w, b, s: [
+        s.view(-1, 1).expand_as(x) + w[:1].expand_as(x), x[:, 0].view_as(s), s.view_as(x[:, 0]),
+        x[:, 0][..., None], F.cosine_similarity(x, 2 * x + 1), F.pairwise_distance(x, x * x),
+    ],
     "blocks": lambda x, i, m, w, b, s: (x.view(-1, 2) @ w[:2, :2]).view(-1, 4),
     "cat": lambda x, i, m, w, b, s: [torch.cat([x, 2 * x], 1), torch.cat([x, w, x[m]])],
     "stack": lambda x, i, m, w, b, s: [
@@ -192,6 +196,7 @@ _REFUSED = {
     "weights that change": (
         lambda x: F.embedding(x[:, 0].long(), torch.ones(9, 2), max_norm=1.0), "max_norm"
     ),
+    "over all rows": (lambda x: F.cosine_similarity(x, x, dim=0), "along the rows"),
     "memory": (lambda x: x.data_ptr(), "data_ptr"),
 }  # fmt: skip
 

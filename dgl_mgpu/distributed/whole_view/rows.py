@@ -135,7 +135,7 @@ def run_on_rows(
             lgamma log log10 log1p log2 logaddexp logaddexp2 logical_and logical_not logical_or
             logical_xor logit logsigmoid long lt masked_fill maximum minimum mish mul multiply
             nan_to_num ne neg negative nextafter not_equal ones_like positive pow rad2deg real
-            reciprocal relu relu6 remainder rrelu_eval round rsqrt rsub selu sgn short sigmoid sign
+            reciprocal relu relu6 remainder round rsqrt rsub selu sgn short sigmoid sign
             signbit silu sin sinc sinh softplus softshrink softsign sqrt square sub subtract tan
             tanh tanhshrink threshold to true_divide trunc type_as xlogy zero zeros_like empty_like
             fill copy
@@ -181,7 +181,8 @@ of_first = rows_first(1, "input")
 handles(named("linear prelu group_norm"))(of_first)
 handles(named("isin"))(rows_first(1, "elements"))
 handles(named("gru_cell rnn_tanh_cell rnn_relu_cell"))(rows_first(2, "input", "hx"))
-handles(named("cosine_similarity pairwise_distance bilinear"))(rows_first(2, "x1", "x2"))
+handles(named("pairwise_distance"))(rows_first(2, "x1", "x2"))
+handles(named("bilinear"))(rows_first(2, "input1", "input2"))
 
 
 @handles(named("embedding"))
@@ -271,7 +272,7 @@ def along(
 handles(named("softmax log_softmax softmin logsumexp cumsum cumprod cummax"))(
     along(1, over_rows=on_all_rows)
 )
-handles(named("normalize"))(along(2, 1))
+handles(named("normalize cosine_similarity"))(along(2, 1))
 handles(named("argmax argmin argsort msort median nanmedian mode unique_consecutive"))(
     along(1, over_rows=on_all_rows)
 )
@@ -396,7 +397,9 @@ def _recurrent(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 @handles(named("view reshape view_as reshape_as flatten unflatten"))
 def _reshape(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     rows = args[0]
-    layout = rows.row_layout
+    if not isinstance(rows, PartitionedTensor):  # of the other one only the shape matters
+        return rows.reshape(tuple(args[1].shape))
+    layout: RowLayout | None = rows.row_layout
     if len(args) == 2 and isinstance(args[1], torch.dtype):
         return run_on_rows(func, args, kwargs, [rows])
     # What the shape would be is found without any memory.
@@ -406,7 +409,7 @@ def _reshape(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     ]
     shape = func(torch.empty(rows.shape, device="meta"), *meta, **kwargs).shape
     if not shape or shape[0] != len(rows):
-        layout = _blocks(layout, rows.shape, shape)
+        layout = _blocks(rows.row_layout, rows.shape, shape)
     if layout is None:
         refuse(func, f"of shape {tuple(rows.shape)} it makes {tuple(shape)}, and rows do not stay")
     return PartitionedTensor(rows.local.reshape(layout.count, *shape[1:]), layout)
@@ -454,8 +457,8 @@ def _permute(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 @handles(named("expand expand_as repeat tile broadcast_to"))
 def _expand(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     rows, sizes = args[0], args[1:]
-    if not isinstance(rows, PartitionedTensor):
-        rows = PartitionedTensor(align(rows, args[1].row_layout), args[1].row_layout)
+    if not isinstance(rows, PartitionedTensor):  # of the other one only the shape matters
+        return rows.expand(tuple(sizes[0].shape))
     if isinstance(sizes[0], torch.Tensor):
         sizes = tuple(sizes[0].shape)
     elif not isinstance(sizes[0], int):
@@ -522,7 +525,7 @@ def _getitem(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         assert layout is not None  # else this is torch's own
         # A row for each number, as of a table of weights.
         return PartitionedTensor(spread(rows)[first.local], layout)
-    if first is Ellipsis and len(rest) < rows.dim():
+    if first is Ellipsis and sum(i is not None for i in rest) < rows.dim():
         return wrap(rows.local[(first, *rest)], rows.row_layout, func)
     if first is None or first is Ellipsis or isinstance(first, bool):
         refuse(func, "rows would not be its first dimension")
