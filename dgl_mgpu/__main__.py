@@ -20,7 +20,7 @@ from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import CodeType, ModuleType
 from typing import NoReturn
 
-from dgl_mgpu.dgl import install
+from dgl_mgpu.dgl import copies, install
 from dgl_mgpu.dgl.child import mend_children
 from dgl_mgpu.dgl.runner_options import RunnerOptions, hand_on, take_options, was_told
 from dgl_mgpu.errors import ConfigError
@@ -46,6 +46,10 @@ script starts; with any of them also where there is one rank alone:
 
   --capture=on|off   run models that are called with mini-batches on a GPU as CUDA graphs, where
                      these give the same, as it is by default; or kernel by kernel
+
+  --partition[=BY]   for a script for one process that trains on a whole graph, as a rank of
+                     torchrun: ranks share the graph that it moves to its device, by random (as
+                     without BY), order or metis. See docs/howto/full-graph.md
 """
 
 
@@ -87,7 +91,15 @@ def main(argv: list[str]) -> None:
     if options is not None:
         hand_on(options)
     code, namespace = run
+    if options is None or options.partition is None:
+        exec(code, namespace)
+        copies.warn()
+        return
+    from dgl_mgpu.distributed.whole_view import script
+
+    script.start(options.partition)
     exec(code, namespace)
+    script.finish()
 
 
 def _prepare_script(path: str, args: list[str]) -> tuple[CodeType, dict[str, object]]:

@@ -168,5 +168,9 @@ class UnsupportedByPartitionError(DGLMGPUError, TypeError):
     """A part of a graph cannot do what the whole graph can."""
 
 
+class PartitionedRowsError(DGLMGPUError, RuntimeError):
+    """A function of torch cannot take rows of a graph that ``--partition`` has dealt out."""
+
+
 class UnavailableError(DGLMGPUError, ImportError):
     """A part of DGL, or an extra of this package, cannot work in this environment."""

@@ -158,6 +158,16 @@ _TABLE: dict[tuple[VersionRange, ...], dict[str, str]] = {
         "dgl.heterograph: DGLGraph.out_degrees":
             "checks twice that all nodes exist: on a GPU the host waits, in every GraphConv, and "
             "a step cannot be captured in a CUDA graph",
+        "dgl.heterograph: DGLGraph.to":
+            "each rank of a script for one process moves a copy of the whole graph to its device; "
+            "with --partition it is a part",
+        """
+            dgl.heterograph: DGLGraph.int=to_int32 DGLGraph.long=to_int64
+            dgl.convert: to_homogeneous
+            dgl.transforms.functional: remove_edges add_reverse_edges to_bidirected
+            dgl.subgraph: node_subgraph edge_subgraph
+        """:
+            "makes of a graph that is partitioned under --partition one that is not",
         "dgl.heterograph: DGLGraph.update_all":
             "makes a graph of the relation first, also where there is one, views of all features, "
             "and checks what it has made: more than half of its time",

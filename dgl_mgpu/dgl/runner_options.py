@@ -17,7 +17,7 @@ from dgl_mgpu.errors import ConfigError
 #: Carries the options to child processes.
 VARIABLE = "_DGL_MGPU_RUNNER_OPTIONS"
 
-_STORE, _CONFIG, _CAPTURE = "--store", "--config", "--capture"
+_STORE, _CONFIG, _CAPTURE, _PARTITION = "--store", "--config", "--capture", "--partition"
 #: Has keys of one's own below it.
 _BY_NAME = "feature_dtypes"
 _SWITCH = {"on": True, "true": True, "off": False, "false": False}
@@ -36,11 +36,15 @@ class RunnerOptions:
         False for ``off``: every process pins its graphs, as DGL does.
     captures : bool
         Whether models run as CUDA graphs (:func:`dgl_mgpu.capture_models`).
+    partition : str, optional
+        How ranks share graphs that a script for one process moves to its device, by the names of
+        :func:`dgl_mgpu.partition_graph`; None if each has the whole graph.
     """
 
     store: Mapping[str, Any] | None = None
     uses_store: bool = True
     captures: bool = True
+    partition: str | None = None
 
 
 def take_options(arguments: Sequence[str]) -> tuple[RunnerOptions | None, list[str]]:
@@ -48,7 +52,8 @@ def take_options(arguments: Sequence[str]) -> tuple[RunnerOptions | None, list[s
 
     ``--store.KEY=VALUE``, ``--store=on``, ``--store=off`` and ``--config FILE``, which has the same
     keys in its group ``store``; the command line has the last word.  Values are written as those of
-    ``dgl-mgpu train``.  ``--capture=on`` and ``--capture=off``.
+    ``dgl-mgpu train``.  ``--capture=on`` and ``--capture=off``.  ``--partition`` and
+    ``--partition=BY``.
 
     Parameters
     ----------
@@ -70,10 +75,13 @@ def take_options(arguments: Sequence[str]) -> tuple[RunnerOptions | None, list[s
     rest = list(arguments)
     said: dict[str, Any] = {}
     written: dict[str, Any] = {}
-    captures = RunnerOptions.captures
+    captures, partition = RunnerOptions.captures, RunnerOptions.partition
     while rest:
         if rest[0].partition("=")[0] == _CAPTURE:
             captures = _switched(_CAPTURE, rest.pop(0).partition("=")[2])
+            continue
+        if rest[0].partition("=")[0] == _PARTITION:
+            partition = _partitioned_by(rest.pop(0))
             continue
         if rest[0] == _STORE or rest[0].startswith((f"{_STORE}.", f"{_STORE}=")):
             key, value = _parsed(rest.pop(0))
@@ -88,12 +96,13 @@ def take_options(arguments: Sequence[str]) -> tuple[RunnerOptions | None, list[s
     if len(rest) == len(arguments):
         return None, rest
     if not said and not written and not _names_store(arguments[: len(arguments) - len(rest)]):
-        return RunnerOptions(captures=captures), rest
+        return RunnerOptions(captures=captures, partition=partition), rest
     values = _after(written, said)
     uses_store = _switched(_STORE, str(values.pop("", "on")))
     from dgl_mgpu.config.store_options import options_as_written
 
-    return RunnerOptions(options_as_written(values, _STORE), uses_store, captures), rest
+    store = options_as_written(values, _STORE)
+    return RunnerOptions(store, uses_store, captures, partition), rest
 
 
 def _names_store(words: Sequence[str]) -> bool:
@@ -104,6 +113,15 @@ def _switched(option: str, value: str) -> bool:
     if value.lower() not in _SWITCH:
         raise ConfigError(f"set {option}={value}", "it is neither on nor off", "say on or off")
     return _SWITCH[value.lower()]
+
+
+def _partitioned_by(word: str) -> str:
+    from dgl_mgpu.config.schema import PARTITIONS
+
+    _, equals, by = word.partition("=")
+    if equals and by not in PARTITIONS:
+        raise ConfigError(f"set {word}", "there is no such way", f"use {', '.join(PARTITIONS)}")
+    return by or PARTITIONS[0]
 
 
 def hand_on(options: RunnerOptions) -> None:

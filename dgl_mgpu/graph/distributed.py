@@ -110,6 +110,14 @@ class DistributedGraphIndex(TensorIndex):
         degree).
         """
 
+    def mailbox(self, messages: torch.Tensor, nodes: torch.Tensor, degree: int) -> torch.Tensor:
+        """Messages to nodes of in-degree ``degree``, shape (len(nodes), degree, \\*shape)."""
+        return messages[self.edges_to(nodes, degree)]
+
+    def fill(self, frame: Frame, nodes: torch.Tensor, rows: Mapping[str, torch.Tensor]) -> None:
+        """Write rows of some of the only relation's destinations to a frame of all of them."""
+        frame.update_row(nodes, rows)
+
     @abstractmethod
     def all_gather(self, rows: torch.Tensor) -> torch.Tensor:
         """What every process passed, of one shape, stacked: shape (processes, \\*shape).
@@ -337,8 +345,7 @@ def apply_reduce_udf(
     groups, results = [], []
     for degree in [degree for degree in degrees.unique().tolist() if degree] or [1]:
         nodes = (degrees == degree).nonzero().squeeze(1)
-        edges = index.edges_to(nodes, degree)
-        mailbox = {key: rows[edges] for key, rows in messages.items()}
+        mailbox = {key: index.mailbox(rows, nodes, degree) for key, rows in messages.items()}
         batch = NodeBatch(graph, node_ids[nodes], ntype, of_nodes.subframe(nodes), msgs=mailbox)
         groups.append(nodes)
         with allow_empty_views([len(nodes)]):
@@ -346,8 +353,6 @@ def apply_reduce_udf(
     results_frame = Frame(num_rows=len(degrees))
     results_frame._initializers = of_nodes._initializers
     results_frame._default_initializer = of_nodes._default_initializer
-    results_frame.update_row(
-        torch.cat(groups),
-        {key: torch.cat([result[key] for result in results]) for key in results[0]},
-    )
+    rows = {key: torch.cat([result[key] for result in results]) for key in results[0]}
+    index.fill(results_frame, torch.cat(groups), rows)
     return results_frame

@@ -6,6 +6,7 @@ A file is imported when the module that it mirrors has been executed, and not be
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Callable
 from functools import cache, wraps
 from typing import Any
@@ -15,6 +16,7 @@ from dgl_mgpu.graph.originals import originals
 
 TENSORS = "graph.dispatch:TensorBacked"
 TENSOR_INDEX = "graph.index:TensorIndex"
+_SCRIPT = "dgl_mgpu.distributed.whole_view.script"
 DISTRIBUTED = "graph.distributed:DistributedGraphIndex"
 
 
@@ -40,6 +42,35 @@ def override(target: str, kind: str, *, takes_index: bool = False) -> Callable[.
         return call
 
     return decorate
+
+
+def partitions() -> Any:
+    """What partitions the graphs that a script moves; None without ``--partition``."""
+    script = sys.modules.get(_SCRIPT)
+    return script if script is not None and script.by is not None else None
+
+
+def is_partitioned(graph: Any) -> bool:
+    """Whether a graph is partitioned and looks whole: under ``--partition``."""
+    view = sys.modules.get("dgl_mgpu.distributed.whole_view.graph")
+    return view is not None and view.is_whole_view(graph)
+
+
+def on_whole_graph(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorates what makes another graph of one: of a partitioned one under ``--partition``, too.
+
+    The function gets the whole graph, and what it makes is partitioned.
+    """
+
+    @wraps(function)
+    def call(graph: Any, *arguments: Any, **options: Any) -> Any:
+        if not is_partitioned(graph):
+            return function(graph, *arguments, **options)
+        return _imported("distributed.whole_view.script:partition_anew")(
+            function, graph, *arguments, **options
+        )
+
+    return call
 
 
 def imported_at_call(name: str) -> Callable[..., Any]:

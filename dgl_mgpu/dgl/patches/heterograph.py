@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
 
-from dgl_mgpu.dgl.patches import DISTRIBUTED, override
+from dgl_mgpu.dgl import copies
+from dgl_mgpu.dgl.patches import DISTRIBUTED, on_whole_graph, override, partitions
 from dgl_mgpu.graph.dispatch import TensorBacked, is_tensor_backed
 from dgl_mgpu.graph.originals import originals
 
@@ -31,6 +33,21 @@ def in_degrees(self: Any, v: Any = "__ALL__", etype: Any = None) -> Any:
     if not (is_all(v) and isinstance(self._graph, TensorIndex)):
         return originals["dgl.heterograph:DGLGraph.in_degrees"](self, v, etype)
     return self._graph.in_degrees(self.get_etype_id(etype), None)
+
+
+def to(self: Any, device: Any, **kwargs: Any) -> Any:
+    """In place of ``DGLGraph.to``: a part of the graph under ``--partition``."""
+    from dgl.heterograph import DGLGraph
+
+    is_whole = device is not None and type(self) is DGLGraph and not self.is_block
+    if is_whole and (script := partitions()) is not None:
+        # DGL moves what it has made itself, often to where it is.
+        caller = sys._getframe(1).f_globals.get("__name__", "")
+        if not (caller.startswith("dgl.") and self.device == torch.device(device)):
+            return script.partition(self, device)
+    if is_whole:
+        copies.note()
+    return originals["dgl.heterograph:DGLGraph.to"](self, device, **kwargs)
 
 
 def _set_n_repr(self: Any, ntid: int, u: Any, data: Any) -> None:
@@ -132,3 +149,15 @@ def batch_num_edges(self: Any, etype: Any = None) -> Any:
     raise refuse_for_partition(
         "count the edges of all graphs in a batch", "use num_edges() for this rank's"
     )
+
+
+@on_whole_graph
+def to_int32(self: Any) -> Any:
+    """In place of ``DGLGraph.int``."""
+    return originals["dgl.heterograph:DGLGraph.int"](self)
+
+
+@on_whole_graph
+def to_int64(self: Any) -> Any:
+    """In place of ``DGLGraph.long``."""
+    return originals["dgl.heterograph:DGLGraph.long"](self)

@@ -1,12 +1,13 @@
-"""Subgraphs of a partitioned graph, as graphs of their own."""
+"""Subgraphs of partitioned graphs, as graphs of their own."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from dgl_mgpu.dgl.patches import DISTRIBUTED, override
+from dgl_mgpu.dgl.patches import DISTRIBUTED, on_whole_graph, override
 from dgl_mgpu.dgl.patches.readout import refuse_for_partition
+from dgl_mgpu.graph.originals import originals
 
 
 @override("dgl.subgraph:khop_in_subgraph", DISTRIBUTED)
@@ -27,3 +28,25 @@ def khop_in_subgraph(
     if isinstance(nodes, Mapping):
         return subgraph, {ntype: numbers[ntype] for ntype in nodes}
     return subgraph, numbers[graph.ntypes[0]]
+
+
+@on_whole_graph
+def node_subgraph(
+    graph: Any, nodes: Any, *, relabel_nodes: bool = True, store_ids: bool = True,
+    output_device: Any = None,
+) -> Any:  # fmt: skip
+    """In place of ``dgl.node_subgraph``."""
+    return originals["dgl.subgraph:node_subgraph"](
+        graph, nodes, relabel_nodes=relabel_nodes, store_ids=store_ids, output_device=output_device
+    )
+
+
+@on_whole_graph
+def edge_subgraph(
+    graph: Any, edges: Any, *, relabel_nodes: bool = True, store_ids: bool = True,
+    output_device: Any = None,
+) -> Any:  # fmt: skip
+    """In place of ``dgl.edge_subgraph``."""
+    return originals["dgl.subgraph:edge_subgraph"](
+        graph, edges, relabel_nodes=relabel_nodes, store_ids=store_ids, output_device=output_device
+    )

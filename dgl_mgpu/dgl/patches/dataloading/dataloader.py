@@ -20,10 +20,12 @@ from dgl.heterograph import DGLGraph
 from torch._utils import ExceptionWrapper
 
 from dgl_mgpu.dgl import runner_options
+from dgl_mgpu.dgl.patches import is_partitioned
 from dgl_mgpu.dgl.patches.storages.pytorch_tensor import can_be_picked, pick_all, to_be_picked
 from dgl_mgpu.errors import (
     InvalidInputError,
     UnavailableError,
+    UnsupportedByPartitionError,
     UnsupportedByStoreError,
     WorkerFailedError,
 )
@@ -409,6 +411,12 @@ def init_loader(
     **kwargs: Any,
 ) -> None:
     """In place of ``DataLoader.__init__``: see `dgl_mgpu.dgl.shared_graphs`."""
+    if is_partitioned(graph):
+        raise UnsupportedByPartitionError(
+            "make mini-batches of a graph under --partition",
+            "ranks share each step on the whole graph",
+            "run the script without --partition, with use_ddp=True if it can",
+        )
     if kwargs.get("collate_fn") is None:
         _check_batches(graph_sampler, batch_size)
     if (use_uva or gpu_cache is not None) and is_in_a_store(graph):

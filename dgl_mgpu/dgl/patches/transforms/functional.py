@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dgl_mgpu.dgl.patches import TENSOR_INDEX, override
+from dgl_mgpu.dgl.patches import TENSOR_INDEX, on_whole_graph, override
 from dgl_mgpu.graph.originals import originals
 
 _FUNCTIONS = "dgl.transforms.functional:"
@@ -25,6 +25,7 @@ def reverse(
     return reversed_graph
 
 
+@on_whole_graph
 def remove_self_loop(g: Any, etype: Any = None) -> Any:
     """In place of ``dgl.remove_self_loop``: a part of a graph has all loops of its nodes."""
     from dgl_mgpu.graph.distributed import DistributedGraphIndex, remove_self_loops
@@ -34,6 +35,7 @@ def remove_self_loop(g: Any, etype: Any = None) -> Any:
     return originals[_FUNCTIONS + "remove_self_loop"](g, etype)
 
 
+@on_whole_graph
 def add_self_loop(
     g: Any, edge_feat_names: Any = None, fill_data: Any = 1.0, etype: Any = None
 ) -> Any:
@@ -47,6 +49,7 @@ def add_self_loop(
     return originals[_FUNCTIONS + "add_self_loop"](g, edge_feat_names, fill_data, etype)
 
 
+@on_whole_graph
 def add_edges(g: Any, u: Any, v: Any, data: Any = None, etype: Any = None) -> Any:
     """In place of ``dgl.add_edges``: what ``add_self_loop`` adds, a part of a graph takes, too."""
     import torch
@@ -61,6 +64,28 @@ def add_edges(g: Any, u: Any, v: Any, data: Any = None, etype: Any = None) -> An
         if all(Communicator.of_all_machines().all_gather(are_loops)):
             return add_self_loops(g, data or {}, etype)
     return originals[_FUNCTIONS + "add_edges"](g, u, v, data, etype)
+
+
+@on_whole_graph
+def remove_edges(g: Any, eids: Any, etype: Any = None, store_ids: bool = False) -> Any:
+    """In place of ``dgl.remove_edges``: also of a graph partitioned under ``--partition``."""
+    return originals[_FUNCTIONS + "remove_edges"](g, eids, etype, store_ids)
+
+
+@on_whole_graph
+def add_reverse_edges(
+    g: Any, readonly: Any = None, copy_ndata: bool = True, copy_edata: bool = False,
+    ignore_bipartite: bool = False, exclude_self: bool = True,
+) -> Any:  # fmt: skip
+    """In place of ``dgl.add_reverse_edges``, likewise."""
+    original = originals[_FUNCTIONS + "add_reverse_edges"]
+    return original(g, readonly, copy_ndata, copy_edata, ignore_bipartite, exclude_self)
+
+
+@on_whole_graph
+def to_bidirected(g: Any, copy_ndata: bool = False, readonly: Any = None) -> Any:
+    """In place of ``dgl.to_bidirected``, likewise."""
+    return originals[_FUNCTIONS + "to_bidirected"](g, copy_ndata, readonly)
 
 
 def _may_have_loops(g: Any, etype: Any) -> bool:
@@ -83,6 +108,7 @@ def line_graph(g: Any, backtracking: bool = True, shared: bool = False) -> Any:
     return lines
 
 
+@on_whole_graph
 @override(_FUNCTIONS + "to_simple", TENSOR_INDEX)
 def to_simple(
     g: Any, return_counts: str | None = "count", writeback_mapping: bool = False,
