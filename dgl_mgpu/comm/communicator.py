@@ -187,6 +187,12 @@ def _without_frames(error: Exception) -> Exception:
 _groups: tuple[object, Communicator, Communicator, Communicator] | None = None
 
 
+def forget_groups() -> None:
+    """Let go of the groups of a job that ends, before torch's own are destroyed."""
+    global _groups
+    _groups = None
+
+
 def _known_groups() -> tuple[Communicator, Communicator, Communicator]:
     """Groups of all ranks, of this machine's and of the first ones of machines.
 

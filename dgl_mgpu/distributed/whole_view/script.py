@@ -13,7 +13,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from dgl_mgpu.comm.communicator import Communicator
+from dgl_mgpu.comm.communicator import Communicator, forget_groups
 from dgl_mgpu.errors import ConfigError, PartitionedRowsError
 
 #: How graphs that are moved to a device are partitioned (`dgl_mgpu.partition_graph`); None if they
@@ -50,7 +50,7 @@ def start(partition_by: str) -> None:
 
 def finish() -> None:
     """Warn if the script has moved no graph to a device, and leave the other ranks."""
-    if by is None:
+    if by is None or not dist.is_initialized():
         return
     if not _num_partitioned and not dist.get_rank():
         print(
@@ -58,8 +58,10 @@ def finish() -> None:
             "work: only a DGLGraph that the script moves by g.to(device) is",
             file=sys.stderr,
         )
-    if dist.is_initialized():
-        dist.destroy_process_group()
+    # Else a process may be aborted at its end, while threads of gloo's still run.
+    Communicator.of_all_machines().all_gather(None)
+    forget_groups()
+    dist.destroy_process_group()
 
 
 def partition(graph: Any, device: Any) -> Any:
