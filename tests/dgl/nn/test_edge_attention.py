@@ -53,12 +53,15 @@ def results_of(
     outs = run(layer, graph, *leaves)
     outs = outs if isinstance(outs, tuple) else (outs,)
     loss = sum(
-        (out * torch.arange(out.numel(), device=out.device).view(out.shape).cos()).sum()
+        # In float64: devices' cosines of float32 differ.
+        (out * torch.arange(out.numel(), device=out.device).double().cos().view(out.shape)).sum()
         for out in outs
     )
     loss.backward()
+    # Copies: the layer is moved to another device, with its gradients.
     gradients = [it.grad for it in (*leaves, *layer.parameters())]
-    return [it.cpu() for it in (*(out.detach() for out in outs), *gradients) if it is not None]
+    results = [*(out.detach() for out in outs), *(it for it in gradients if it is not None)]
+    return [it.to("cpu", copy=True) for it in results]
 
 
 def same_on_both(
