@@ -92,7 +92,7 @@ def _batch_norm(
             eps,
         )  # fmt: skip
         return normalised.view(last.shape).movedim(-1, 1)
-    if training and any(len(rows) in _counts(relation) for relation in _relations):
+    if training and any(_may_be_rows_of(relation, rows) for relation in _relations):
         raise UnsupportedByPartitionError(
             f"normalise {len(rows)} rows by their own mean and variance",
             "this rank has as many of a partitioned graph, and other ranks have more of them",
@@ -104,9 +104,11 @@ def _batch_norm(
     )
 
 
-def _counts(relation: PartitionedRelation) -> tuple[int, ...]:
+def _may_be_rows_of(relation: PartitionedRelation, rows: torch.Tensor) -> bool:
+    """Whether rows are as many as there are nodes or edges of a relation here, on its device."""
     part = relation.part
-    return part.num_own_src, part.num_own_dst, part.relation.num_edges
+    counts = part.num_own_src, part.num_own_dst, part.relation.num_edges
+    return rows.device == part.relation.device and len(rows) in counts
 
 
 def _normalised(
