@@ -8,7 +8,7 @@ outputs as it comes by them: what ReLU and dropout let through is what is positi
 masks are kept.  So there are ``L + 1`` while rows are exchanged, the output and its gradient among
 them, and one more if the loss keeps the output.  The exchange has others' rows in flight, on
 however many ranks: by broadcast that makes L + 3 (MG-GCN, section 4.2), by messages with the halo
-L + 4, and between GPUs that read each other's memory L + 5, of which their windows are two
+L + 2.5, and between GPUs that read each other's memory L + 3, of which their windows are one
 (``tests/distributed/test_memory.py`` counts the bytes on five ranks).  Where MG-GCN writes to a
 buffer anew, here it is freed and torch's allocator gives it out again, in whatever width is needed
 next.  Sums of layers' inputs stay for their weights' gradients where all takes no more than that
