@@ -259,3 +259,31 @@ def _moved() -> None:
 
 def test_what_is_moved_is_partitioned(ranks):
     ranks.run(_moved)
+
+
+def _what_parts_have_of_their_own() -> None:
+    """What a rank's part has functions of its own for is DGL's of a graph that looks whole."""
+    g = _graph()
+    view = _view(g)
+    assert torch.equal(view.batch_num_nodes(), g.batch_num_nodes())
+    assert torch.equal(view.batch_num_edges(), g.batch_num_edges())
+    for one, other in zip(
+        dgl.khop_in_subgraph(view, [1, 2], 2), dgl.khop_in_subgraph(g, [1, 2], 2), strict=True
+    ):
+        if isinstance(one, dgl.DGLGraph):
+            _same_graphs(one, other)
+        else:
+            assert torch.equal(one, other)
+    for make in (
+        lambda: nn.SetTransformerEncoder(5, 2, 4, 16, block_type="isab", m=3),
+        lambda: nn.SetTransformerEncoder(5, 2, 4, 16),
+        lambda: nn.SetTransformerDecoder(5, 2, 4, 16, 1, 2),
+        lambda: nn.PNAConv(5, 4, ["max", "sum"], ["identity", "amplification"], 2.5),
+    ):
+        torch.manual_seed(2)
+        layer = make().double().eval()
+        same(_whole(layer(view, view.ndata["x"])), layer(g, g.ndata["x"]))
+
+
+def test_what_parts_have_of_their_own(ranks):
+    ranks.run(_what_parts_have_of_their_own)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from dgl_mgpu.dgl import copies
-from dgl_mgpu.dgl.patches import DISTRIBUTED, on_whole_graph, override, partitions
+from dgl_mgpu.dgl.patches import DISTRIBUTED, is_partitioned, on_whole_graph, override, partitions
 from dgl_mgpu.graph.dispatch import TensorBacked, is_tensor_backed
 from dgl_mgpu.graph.originals import originals
 
@@ -133,6 +133,8 @@ batch_size = property(_batch_size, doc="In place of ``DGLGraph.batch_size``.")
 @override("dgl.heterograph:DGLGraph.batch_num_nodes", DISTRIBUTED)
 def batch_num_nodes(self: Any, ntype: Any = None) -> Any:
     """In place of ``DGLGraph.batch_num_nodes``, which operations on whole graphs call."""
+    if is_partitioned(self):
+        return originals["dgl.heterograph:DGLGraph.batch_num_nodes"](self, ntype)
     from dgl_mgpu.dgl.patches.readout import refuse_for_partition
 
     raise refuse_for_partition(
@@ -144,6 +146,8 @@ def batch_num_nodes(self: Any, ntype: Any = None) -> Any:
 @override("dgl.heterograph:DGLGraph.batch_num_edges", DISTRIBUTED)
 def batch_num_edges(self: Any, etype: Any = None) -> Any:
     """In place of ``DGLGraph.batch_num_edges``."""
+    if is_partitioned(self):
+        return originals["dgl.heterograph:DGLGraph.batch_num_edges"](self, etype)
     from dgl_mgpu.dgl.patches.readout import refuse_for_partition
 
     raise refuse_for_partition(

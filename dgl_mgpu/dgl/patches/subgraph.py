@@ -11,11 +11,19 @@ from dgl_mgpu.graph.originals import originals
 
 
 @override("dgl.subgraph:khop_in_subgraph", DISTRIBUTED)
+@on_whole_graph
 def khop_in_subgraph(
     graph: Any, nodes: Any, k: int, *, relabel_nodes: bool = True, store_ids: bool = True,
     output_device: Any = None,
 ) -> Any:  # fmt: skip
     """In place of ``dgl.khop_in_subgraph``: every process gets the same graph, with ids."""
+    from dgl_mgpu.graph.distributed import DistributedGraphIndex
+
+    if not isinstance(graph._graph, DistributedGraphIndex):  # the whole graph behind a view of it
+        return originals["dgl.subgraph:khop_in_subgraph"](
+            graph, nodes, k, relabel_nodes=relabel_nodes, store_ids=store_ids,
+            output_device=output_device,
+        )  # fmt: skip
     if not relabel_nodes:
         raise refuse_for_partition(
             "make a subgraph with all nodes of a partitioned graph", "use relabel_nodes=True"

@@ -22,12 +22,14 @@ from dgl_mgpu.distributed.whole_view.tensor import (
     PartitionedTensor,
     align,
     select,
+    spread,
     whole,
 )
 from dgl_mgpu.errors import UnsupportedByPartitionError
-from dgl_mgpu.graph.distributed import DistributedGraphIndex
+from dgl_mgpu.graph.distributed import DistributedGraphIndex, Features
 from dgl_mgpu.graph.index import TensorIndex
 from dgl_mgpu.graph.relation import Relation
+from dgl_mgpu.ops.attention import AttentionScore
 
 
 class WholeViewIndex(DistributedGraphIndex):
@@ -190,6 +192,31 @@ class WholeViewIndex(DistributedGraphIndex):
         mine = self._rows(scores, self.edge_rows)
         out = self.part.edge_softmax_over_relations(mine, norm_by)
         return self._wrapped(out, self.edge_rows)
+
+    def attention_ends(self) -> tuple[int, int] | None:
+        if self.part.attention_ends() is None:
+            return None
+        return self._layouts("u").length, self._layouts("v").length
+
+    def attend(
+        self,
+        values: torch.Tensor,
+        left: Features,
+        right: Features,
+        vector: Features,
+        bias: Features,
+        score: AttentionScore,
+    ) -> torch.Tensor:
+        sources, destinations = self._layouts("u"), self._layouts("v")
+        out = self.part.attend(
+            self._rows(values, sources),
+            self._rows(left, sources),
+            self._rows(right, destinations),
+            None if vector is None else spread(vector),
+            None if bias is None else spread(bias),
+            score,
+        )
+        return self._wrapped(out, destinations)
 
     def gather_src(self, rows: torch.Tensor) -> torch.Tensor:
         mine = self.part.gather_src(self._rows(rows, self._layouts("u")))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from dgl_mgpu.dgl.patches import is_partitioned
 from dgl_mgpu.graph.originals import originals
 
 _MODULE = "dgl.nn.pytorch.glob:"
@@ -14,7 +15,7 @@ def encode(self: Any, graph: Any, feat: Any) -> Any:
     from dgl_mgpu.graph.distributed import DistributedGraphIndex
 
     index = graph._graph
-    if not isinstance(index, DistributedGraphIndex):
+    if not isinstance(index, DistributedGraphIndex) or is_partitioned(graph):
         return originals[_MODULE + "SetTransformerEncoder.forward"](self, graph, feat)
     for layer in self.layers:
         everyone = index.rows_of_all(feat)
@@ -32,7 +33,7 @@ def decode(self: Any, graph: Any, feat: Any) -> Any:
     from dgl_mgpu.graph.distributed import DistributedGraphIndex
 
     index = graph._graph
-    if not isinstance(index, DistributedGraphIndex):
+    if not isinstance(index, DistributedGraphIndex) or is_partitioned(graph):
         return originals[_MODULE + "SetTransformerDecoder.forward"](self, graph, feat)
     everyone = index.rows_of_all(feat)
     feat = self.pma(everyone, [len(everyone)])

@@ -24,7 +24,9 @@ def forward(self: Any, graph: Any, node_feat: Any, edge_feat: Any = None) -> Any
             f"edge_feat is None, but edge_feat_size is {self.edge_feat_size}",
             "pass a row of edge_feat for each of this rank's edges",
         )
-    num_nodes = graph.ownership[graph.ntypes[0]].num_nodes
+    # A part that looks like the whole graph has all nodes' number itself.
+    owned = getattr(graph, "ownership", None)
+    num_nodes = graph.num_nodes() if owned is None else owned[graph.ntypes[0]].num_nodes
     with graph.local_scope():
         graph.ndata["h"] = node_feat
         if self.edge_feat_size > 0:

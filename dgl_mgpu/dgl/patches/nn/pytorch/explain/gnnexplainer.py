@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from dgl_mgpu.dgl.patches import is_partitioned
 from dgl_mgpu.graph.originals import originals
 
 _MODULE = "dgl.nn.pytorch.explain.gnnexplainer:"
@@ -52,4 +53,4 @@ def explain_node_of_type(
 def _is_part(graph: Any) -> bool:
     from dgl_mgpu.graph.distributed import DistributedGraphIndex
 
-    return isinstance(graph._graph, DistributedGraphIndex)
+    return isinstance(graph._graph, DistributedGraphIndex) and not is_partitioned(graph)
