@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.distributed as dist
 
@@ -50,29 +48,3 @@ class Halo:
         for number, of_round in enumerate(self._of_rounds(rows.contiguous())):
             self._rounds.start_return(number, of_round, highest).finish(own)
         return own
-
-
-class Fetch(torch.autograd.Function):
-    """`Halo.fetch`, differentiable any number of times."""
-
-    @staticmethod
-    def forward(ctx: Any, halo: Halo, rows: torch.Tensor) -> torch.Tensor:
-        ctx.halo = halo
-        return halo.fetch(rows)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, torch.Tensor]:  # type: ignore[override]
-        return None, GiveBack.apply(ctx.halo, gradient)
-
-
-class GiveBack(torch.autograd.Function):
-    """`Halo.give_back`, differentiable any number of times."""
-
-    @staticmethod
-    def forward(ctx: Any, halo: Halo, rows: torch.Tensor) -> torch.Tensor:
-        ctx.halo = halo
-        return halo.give_back(rows)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, torch.Tensor]:  # type: ignore[override]
-        return None, Fetch.apply(ctx.halo, gradient)
