@@ -5,7 +5,7 @@ import torch
 import torch.distributed as dist
 
 from dgl_mgpu.distributed.exchange.collectives import Broadcast, Chunks, WholeHalo
-from dgl_mgpu.distributed.exchange.halo import Fetch, Halo
+from dgl_mgpu.distributed.exchange.halo import Halo
 from dgl_mgpu.distributed.exchange.peer_memory import PeerChunks
 from dgl_mgpu.distributed.exchange.schedule import CommSchedule, Gather, Sum
 from dgl_mgpu.distributed.exchange.window import Window
@@ -177,24 +177,6 @@ def _strided() -> None:
 @on_gpus_too
 def test_rows_need_not_be_contiguous(ranks):
     ranks.run(_strided)
-
-
-def _halo_gradients() -> None:
-    whole = _Whole("skewed", "shuffled")
-    halo = Halo(whole.part, whole.group)
-    rows = whole.own_src(whole.rows(whole.of_src.num_nodes, 2)).requires_grad_()
-    # The square, that second derivatives are not zero.
-    fetched = Fetch.apply(halo, rows)
-    (first,) = torch.autograd.grad((fetched**3).sum(), rows, create_graph=True)
-    times_read = halo.give_back(rows.new_ones(len(whole.part.halo), 2))
-    assert torch.equal(first, times_read * 3 * rows**2)
-    (second,) = torch.autograd.grad((first * rows.detach()).sum(), rows)
-    assert torch.equal(second, times_read * 6 * rows**2)
-
-
-@on_gpus_too
-def test_what_comes_of_the_halo_is_differentiable_twice(ranks):
-    ranks.run(_halo_gradients)
 
 
 # -- sums in rounds -----------------------------------------------------------------------------
