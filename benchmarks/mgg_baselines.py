@@ -23,7 +23,7 @@ class SeparateReads:
 
     def __init__(self, reads: RemoteReads, aside: torch.cuda.Stream | None = None) -> None:
         self._reads, self._aside = reads, aside
-        local, remote = reads._entries
+        local, remote = (Entries(*tile.relation.csc()[:2]) for tile in reads._virtual)
         nothing = _nothing_like(local)
         self._local, self._remote = (local, nothing), (nothing, remote)
         self._pairs = [self._pair_up(*kinds) for kinds in (self._local, self._remote)]

@@ -60,11 +60,12 @@ def edge_operation(
         rows, other = (lhs, rhs) if of_sources[0] else (rhs, lhs)
         if op == "dot" and target == "v" and rows.shape[1:] == other.shape[1:]:
             shape = torch.Size((*rows.shape[1:-1], 1))
-            return EdgeProducts.apply(rounds, shape, rows, other)
+            found = EdgeProducts.apply(rounds, shape, rows, other)
+            return found.squeeze(1) if is_scalar else found
         kind = "add" if op == "add" else "mul"
         found = EdgeOperation.apply(rounds, graph, kind, target, rows, other)
     if op == "dot":
-        return found.sum(-1, keepdim=True)
+        found = found.sum(-1, keepdim=True)
     return found.squeeze(1) if is_scalar else found
 
 

@@ -222,6 +222,7 @@ def attention(
     vector : Tensor or None, float32 or float64, shape (heads, width)
         Of GATv2's scores alone; float64 if the values are so.
     negative_slope, scale : float
+        A slope of 0 or less leaves out no edges of additive scores (see ``edge_scores``).
     edge_scores : Tensor or None, float32 or float64, shape (num_edges, heads) or (num_edges, 1)
         By edge: added to scores, within ``act`` where they are additive.  Minus infinity leaves an
         edge out.  float64 if the values are so.

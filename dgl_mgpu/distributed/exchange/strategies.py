@@ -150,9 +150,10 @@ class ExchangeStrategies:
         self.part, self.group = part, group
         self.window = window
         self._rows = Communicator.of_all_machines().all_gather(Rows(part.num_own_src, part.wanted))
-        others = max(1, part.num_ranks - 1)
+        others = part.num_ranks - 1
         # Those of each other rank may come in two.
-        chunks = sorted({*(count for count in _CHUNKS if count < others), others, 2 * others})
+        counts = {*(count for count in _CHUNKS if count < others), others, 2 * others}
+        chunks = sorted(counts - {0}) or [1]
         #: What is taken where there is nothing to choose: in few chunks, if the halo is small.
         self.default = ExchangeStrategy(
             chunks=next(

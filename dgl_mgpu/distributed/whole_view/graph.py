@@ -12,8 +12,8 @@ from dgl import DGLGraph
 from dgl.base import EID, NID, DGLError
 from dgl.frame import Column, Frame
 from dgl.heterograph_index import HeteroGraphIndex
+from dgl.ops import gather_mm
 
-from dgl_mgpu.dgl.patches.ops.gather_mm import gather_mm
 from dgl_mgpu.distributed.graph import By, partition_graph
 from dgl_mgpu.distributed.index import PartitionedIndex
 from dgl_mgpu.distributed.whole_view import reductions, rows  # noqa: F401  of torch's functions

@@ -154,7 +154,7 @@ class Sum(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
-        return gradient
+        return Spread.apply(gradient)
 
 
 class Spread(torch.autograd.Function):
@@ -166,7 +166,7 @@ class Spread(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
-        return all_reduce(gradient)
+        return Sum.apply(gradient)
 
 
 class Gather(torch.autograd.Function):
@@ -179,4 +179,4 @@ class Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, torch.Tensor]:  # type: ignore[override]
-        return None, gradient[ctx.layout.positions]
+        return None, Spread.apply(gradient)[ctx.layout.positions]

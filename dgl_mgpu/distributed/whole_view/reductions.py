@@ -85,7 +85,13 @@ def _spread_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if args[1:] or kwargs:  # of many forms
         return along(1, over_rows=on_all_rows)(func, args, kwargs)
     variance = _variance(args[0], dims_of(args[0], None), False)
-    return variance.sqrt() if func.__name__ == "std" else variance
+    return _root(variance) if func.__name__ == "std" else variance
+
+
+def _root(squares: torch.Tensor) -> torch.Tensor:
+    """The square root, whose gradient is 0 at 0, as that of torch's norms is."""
+    is_zero = squares == 0
+    return squares.masked_fill(is_zero, 1).sqrt().masked_fill(is_zero, 0)
 
 
 @handles(named("all any"))
@@ -108,7 +114,9 @@ def _extreme(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     dims = dims_of(rows, dim)
     if 0 not in dims:
         return of_first(func, args, kwargs)
-    if rows.requires_grad or name == "aminmax" or (dim is not None and name in ("max", "min")):
+    is_boolean = rows.dtype == torch.bool
+    has_index = dim is not None and name in ("max", "min")
+    if rows.requires_grad or name == "aminmax" or is_boolean or has_index:
         return on_all_rows(func, args, kwargs)  # a gradient and an index go to one row
     keepdim = argument_of(args, kwargs, 2, "keepdim", False)
     highest = name.endswith("max")
@@ -122,7 +130,12 @@ def _extreme(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return on_all_rows(func, args, kwargs)
     reduce = torch.amax if highest else torch.amin
     op = ReduceOp.MAX if highest else ReduceOp.MIN
-    return all_reduce(reduce(local, dims, keepdim=keepdim), op)
+    found = all_reduce(reduce(local, dims, keepdim=keepdim), op)
+    if not local.is_floating_point():
+        return found
+    # Ranks' extremes are compared without regard to NaN.
+    of_rank = local.isnan().sum(dims, keepdim=keepdim)
+    return found.masked_fill(all_reduce(of_rank) > 0, torch.nan)
 
 
 @handles(named("norm vector_norm"))
@@ -135,7 +148,7 @@ def _norm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if order not in (None, "fro") and (order != 2 or func is torch.linalg.norm):
         return on_all_rows(func, args, kwargs)
     keepdim = argument_of(args, kwargs, 3, "keepdim", False)
-    return _sum(rows * rows, dims_of(rows, dim), keepdim).sqrt()
+    return _root(_sum(rows * rows, dims_of(rows, dim), keepdim))
 
 
 @handles(named("count_nonzero"))
@@ -195,6 +208,8 @@ def _loss(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return each
     if reduction == "batchmean":
         return each.sum() / len(each)
+    if reduction == "mean" and func in (F.mse_loss, F.l1_loss) and given.get("weight") is not None:
+        return each.sum() / (torch.ones_like(each) * given["weight"]).sum()
     if reduction == "sum" or not by_class:
         return getattr(each, reduction)()
     return each.sum() / _weight_of(align(given["target"], each.row_layout), given, each)
@@ -210,7 +225,7 @@ def _weight_of(
     weight = given["weight"]
     if weight is None:
         return all_reduce(counts.sum())
-    return all_reduce((weight[target.clamp(min=0)] * counts).sum())
+    return all_reduce((weight[target.masked_fill(~counts, 0)] * counts).sum())
 
 
 @handles(named("batch_norm"))
@@ -222,6 +237,7 @@ def _batch_norm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     if not given["training"]:
         return run_on_rows(F.batch_norm, (), given, [rows])
     dims = [dim for dim in range(rows.dim()) if dim != 1]
+    dtype, rows = rows.dtype, rows.float() if rows.itemsize < 4 else rows
     count = _count(rows, dims)
     if count < 2:  # torch's own words
         raise ValueError(
@@ -240,4 +256,6 @@ def _batch_norm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     shape = of_all.shape
     if given["weight"] is not None:
         result = result * given["weight"].view(shape)
-    return result if given["bias"] is None else result + given["bias"].view(shape)
+    if given["bias"] is not None:
+        result = result + given["bias"].view(shape)
+    return result.to(dtype)

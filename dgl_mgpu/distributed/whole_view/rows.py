@@ -10,6 +10,7 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
@@ -83,6 +84,9 @@ def _writes(func: Any) -> bool:
 # -- row by row ------------------------------------------------------------------------------------
 
 
+_COPY = "it would write to a copy of the rows that were selected, not to these"
+
+
 def run_on_rows(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], rows: Any, broadcasts: bool = False
 ) -> Any:
@@ -95,6 +99,8 @@ def run_on_rows(
     if layout is None:
         refuse(func, "rows would not be the first dimension of its result")
     operands = {id(tensor): tensor.dim() for tensor in leaves(rows)}
+    if sum(id(tensor) in operands for tensor in leaves([args, kwargs])) > len(list(leaves(rows))):
+        refuse(func, "the same rows are an operand that all rows meet, as in x @ x.T")
     dim = max(operands.values(), default=0)
 
     def local(value: Any) -> Any:
@@ -116,6 +122,8 @@ def run_on_rows(
             return func(*whole(args), **whole(kwargs))
         if target.row_layout is not layout:
             refuse(func, "it writes rows to others")
+        if target.is_copy:
+            refuse(func, _COPY)
     result = func(*map(local, args), **{name: local(value) for name, value in kwargs.items()})
     return args[0] if _writes(func) else wrap(result, layout, func)
 
@@ -238,7 +246,14 @@ def dims_of(rows: torch.Tensor, dim: Any) -> list[int]:
     """Dimensions as numbers from 0; all of them for None."""
     if dim is None or dim == () or dim == []:
         return list(range(rows.dim()))
-    return [d % max(rows.dim(), 1) for d in (dim if isinstance(dim, list | tuple) else [dim])]
+    dims = dim if isinstance(dim, list | tuple) else [dim]
+    most = max(rows.dim(), 1)
+    if any(not -most <= d < most for d in dims):  # torch's own words
+        raise IndexError(
+            f"Dimension out of range (expected to be in range of [{-most}, {most - 1}], but got"
+            f" {dim})"
+        )
+    return [d % most for d in dims]
 
 
 def argument_of(
@@ -284,7 +299,12 @@ handles(named("narrow select"))(along(1, 0))
 handles(named("chunk split tensor_split"))(along(2, 0))
 handles(named("unbind"))(along(1, 0, on_all_rows))
 handles(named("repeat_interleave"))(along(2))
-handles(named("flip"))(along(1, name="dims"))
+
+
+@handles(named("flip"))
+def _flip(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    dims = kwargs["dims"] if "dims" in kwargs else args[1] if len(args) == 2 else args[1:]
+    return along(1, name="dims")(func, (args[0], dims), {})
 
 
 @handles(named("stack"))
@@ -525,6 +545,7 @@ def _getitem(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         assert layout is not None  # else this is torch's own
         # A row for each number, as of a table of weights.
         return PartitionedTensor(spread(rows)[first.local], layout)
+    rest = [_as_index(i) for i in rest]
     if first is Ellipsis and sum(i is not None for i in rest) < rows.dim():
         return wrap(rows.local[(first, *rest)], rows.row_layout, func)
     if first is None or first is Ellipsis or isinstance(first, bool):
@@ -538,7 +559,16 @@ def _getitem(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     picked = rows.local[chosen]
     if rest:
         picked = picked[_pairs(rest, layout, slice(None))]
-    return wrap(picked, layout, func)
+    found = wrap(picked, layout, func)
+    found.is_copy = isinstance(first, slice)
+    return found
+
+
+def _as_index(index: Any) -> Any:
+    """Numbers in any form as a tensor."""
+    if isinstance(index, np.ndarray | list | tuple | range):
+        return torch.as_tensor(list(index) if isinstance(index, range) else index)
+    return index
 
 
 def _pairs(rest: list[Any], layout: RowLayout, every: Any) -> tuple[Any, ...]:
@@ -555,7 +585,10 @@ def _setitem(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     rows, index, value = args
     if not isinstance(rows, PartitionedTensor):
         return func(rows, whole(index), whole(value))
+    if rows.is_copy:
+        refuse(func, _COPY)
     first, *rest = index if isinstance(index, tuple) else (index,)
+    rest = [_as_index(i) for i in rest]
     if isinstance(first, torch.Tensor) and first.dtype == torch.bool and first.dim() > 1:
         refuse(func, "a mask of several dimensions does not select rows")
     chosen: Any = slice(None)
@@ -572,7 +605,8 @@ def _setitem(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             and len(value) == layout.length
         )
         value = align(value, layout) if has_rows else spread(value)
-    rows.local[_pairs(rest, layout, chosen)] = value
+    is_all = isinstance(chosen, slice)  # then further indices are of columns
+    rows.local[(chosen, *rest) if is_all else _pairs(rest, layout, chosen)] = value
     return None
 
 

@@ -37,6 +37,7 @@ def start(partition_by: str) -> None:
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return
     by = partition_by
+    _hash_alike()
     _take_gpu()
     dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
     _seed_alike()
@@ -115,6 +116,13 @@ def _take_gpu() -> None:
     os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[rank] if visible else str(rank)
 
 
+def _hash_alike() -> None:
+    """Have sets of strings in the same order on every rank: start this process anew, if need be."""
+    if "PYTHONHASHSEED" not in os.environ:
+        os.environ["PYTHONHASHSEED"] = "0"
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
 def _seed_alike() -> None:
     """Give all ranks the same random numbers, until the script seeds them itself."""
     import dgl
@@ -125,6 +133,13 @@ def _seed_alike() -> None:
     np.random.seed(seed)
     torch.manual_seed(seed)
     dgl.seed(seed)
+    # Generators without a seed have one of their own in each process.
+    default_rng, seeds = np.random.default_rng, np.random.SeedSequence(seed)
+
+    def seeded_rng(seed: Any = None) -> np.random.Generator:
+        return default_rng(seeds.spawn(1)[0] if seed is None else seed)
+
+    np.random.default_rng = seeded_rng
 
 
 def _refuse_autograd_functions() -> None:

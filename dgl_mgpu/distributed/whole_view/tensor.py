@@ -24,6 +24,7 @@ Handler = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 #: What a function of torch does with partitioned rows; `functions` fills it.
 HANDLERS: dict[Any, Handler] = {}
 
+_ALIASES = {"axis": "dim", "keepdims": "keepdim"}
 make_wrapper = torch.Tensor._make_wrapper_subclass  # type: ignore[attr-defined]
 #: Parameters that are known to be the same on all ranks.
 _matched = WeakIdKeyDictionary()
@@ -42,6 +43,8 @@ class PartitionedTensor(torch.Tensor):
 
     local: torch.Tensor
     row_layout: RowLayout
+    #: Whether they are copies of rows that a script may take for a view of them.
+    is_copy = False
 
     @staticmethod
     def __new__(cls, local: torch.Tensor, layout: RowLayout) -> PartitionedTensor:
@@ -57,7 +60,8 @@ class PartitionedTensor(torch.Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         handler = HANDLERS.get(func)
-        kwargs = kwargs or {}
+        # As NumPy calls them, and torch, too.
+        kwargs = {_ALIASES.get(name, name): value for name, value in (kwargs or {}).items()}
         if handler is None or kwargs.get("out") is not None:
             refuse(func, "it is not known to make each row of the same row of what it is given")
         return handler(func, args, kwargs)
@@ -128,15 +132,20 @@ def _require_same(parameter: torch.Tensor) -> None:
     if parameter in _matched:
         return
     _matched[parameter] = True
-    bits = parameter.detach().contiguous().flatten().view(torch.uint8).long()
-    mark = int((bits * (torch.arange(len(bits), device=bits.device) * 7919 % 104729 + 1)).sum())
-    if len(set(Communicator.of_all_machines().all_gather((tuple(parameter.shape), mark)))) > 1:
+    if differs_over_ranks(parameter):
         raise InvalidInputError(
             "train one model on a partitioned graph",
             f"ranks have different values of a parameter of shape {tuple(parameter.shape)}",
             "initialise it by random numbers that are the same on every rank (torch.manual_seed), "
             "not by a rank's number, the time or files of one rank",
         )
+
+
+def differs_over_ranks(everywhere: torch.Tensor) -> bool:
+    """Whether ranks have other values of what should be the same on all; collective."""
+    bits = everywhere.detach().contiguous().flatten().view(torch.uint8).long()
+    mark = int((bits * (torch.arange(len(bits), device=bits.device) * 7919 % 104729 + 1)).sum())
+    return len(set(Communicator.of_all_machines().all_gather((tuple(everywhere.shape), mark)))) > 1
 
 
 def wrap(result: Any, layout: RowLayout, func: Any) -> Any:
@@ -166,6 +175,13 @@ def ids_of(index: Any, length: int) -> torch.Tensor:
             f"select rows of a partitioned graph by an index of shape {tuple(index.shape)}",
             "rows stay on their ranks, and are selected by one number each",
             "index by a mask or by ids of one dimension",
+        )
+    if differs_over_ranks(index):
+        raise InvalidInputError(
+            "select rows of a partitioned graph",
+            "ranks have different masks or ids",
+            "draw them by torch, numpy.random or random after seeding these alike, not by a "
+            "generator with a seed of each process",
         )
     if index.dtype not in (torch.bool, torch.uint8):
         return index

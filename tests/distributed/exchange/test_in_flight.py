@@ -177,5 +177,5 @@ def test_attention_takes_a_few_buffers_on_five_ranks(five_ranks, kind, has_windo
     """Its input and output with their gradients are four; a round's rows come, and go back."""
     for of_rank in five_ranks.run(_attention_in_flight, kind, has_window):
         at_once = 0 if kind == "additive" else 1.9
-        assert of_rank["halo in 8"] <= 6 + at_once
+        assert of_rank["halo in 8"] <= 6.5 + at_once
         assert max(of_rank.values()) <= 9.5 + at_once
