@@ -60,7 +60,7 @@ def pending_softmax(
         return None
     if pending.is_recorded != torch.is_grad_enabled():
         return None
-    return SparseMatrix(mat.pattern, Pending(pending.scores, softmax, lambda: softmax(mat.val())))
+    return mat.followed_by(Pending(pending.scores, softmax, lambda: softmax(mat.val())))
 
 
 def scaled(mat: Any, factor: Any, value: Callable[[], Tensor]) -> SparseMatrix | None:
@@ -76,7 +76,7 @@ def scaled(mat: Any, factor: Any, value: Callable[[], Tensor]) -> SparseMatrix |
     ):
         return None
     scores = pending.scores._replace(scale=pending.scores.scale * float(factor))
-    return SparseMatrix(mat.pattern, Pending(scores, None, value))
+    return mat.followed_by(Pending(scores, None, value))
 
 
 def attend(

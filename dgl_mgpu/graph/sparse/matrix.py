@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -68,6 +69,8 @@ class SparseMatrix:
         self._value = value
         #: The values' version, and what all of them are then, or None.
         self._constant: tuple[int, float | None] | None = None
+        #: Those whose values are computed of these.
+        self._waiting: list[weakref.ref[SparseMatrix]] = []
 
     def __getstate__(self) -> dict[str, Any]:
         self.val()
@@ -76,7 +79,18 @@ class SparseMatrix:
     def val(self) -> torch.Tensor:
         if isinstance(self._value, Pending):
             self._value = self._value.value()
+            # Before whoever asked for these can write to them.
+            waiting, self._waiting = self._waiting, []
+            for other in [reference() for reference in waiting]:
+                if other is not None:
+                    other.val()
         return self._value
+
+    def followed_by(self, values: Pending) -> SparseMatrix:
+        """A matrix of the same pattern, whose values are computed of these when they are read."""
+        other = SparseMatrix(self.pattern, values)
+        self._waiting.append(weakref.ref(other))
+        return other
 
     @property
     def pending(self) -> Pending | None:

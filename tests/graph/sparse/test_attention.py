@@ -447,3 +447,16 @@ def test_a_graph_transformer(passes):
     found = run(g.adj())
     assert passes.call_count == 2
     same(found, composed(run, g.adj(), []), leaves)
+
+
+@pytest.mark.parametrize(
+    "derive", [lambda s: s.softmax(), lambda s: s * 2, lambda s: (s * 2).softmax()]
+)
+def test_values_that_are_written_to_later_are_not_those_computed_of(derive, passes):
+    q, k, _ = (it.detach() for it in operands((), torch.float64))
+    expected = derive(dglsp.sddmm(matrix(), q, k.t())).val.clone()
+    scores = dglsp.sddmm(matrix(), q, k.t())
+    derived = derive(scores)
+    scores.val.zero_()
+    assert torch.equal(derived.val, expected)
+    assert expected.any() and not passes.called
