@@ -35,6 +35,7 @@ PYTEST := CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 
 # What test leaves out and test-rest runs: whole training runs and commands, faults of several
 # processes, emulated kernels, solver's proofs, pages that train, the benchmarks' own tests.
 REST := $(addprefix tests/, benchmarks kernels faults train/launch train/fullgraph test_main.py test_cli.py \
+	test_partition_option.py \
 	test_doctor.py docs/test_code.py docs/test_pictures.py comm/test_communicator.py utils/test_interrupts.py \
 	dgl/shared_graphs dgl/test_import.py dgl/test_shared_memory.py dgl/nn/test_training.py \
 	models/gcn distributed/test_message_functions.py ops/test_large.py report/test_placement.py \
