@@ -260,6 +260,15 @@ def common_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, help="write the figures here, as JSON")
 
 
+def rank_counts_option(parser: argparse.ArgumentParser) -> None:
+    """Numbers of ranks that a program has, one after the other."""
+    gpus = max(1, torch.cuda.device_count())
+    counts = [count for count in (1, 2, 4, 8) if count <= gpus]
+    parser.add_argument(
+        "--ranks", type=int, nargs="+", default=counts, help="numbers of them, one after the other"
+    )
+
+
 def ranks_option(parser: argparse.ArgumentParser) -> None:
     """How many ranks a program has that runs with one number of them."""
     parser.add_argument("--ranks", type=int, default=max(1, torch.cuda.device_count()))

@@ -30,7 +30,14 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.fullgraph import Job, column, common_options, graph_of, new_report
+from benchmarks.fullgraph import (
+    Job,
+    column,
+    common_options,
+    graph_of,
+    new_report,
+    rank_counts_option,
+)
 from benchmarks.gcn_cases import CASES, Case
 from benchmarks.gcn_training import ONE_D, PEER, Setting, Training, gradients_of, tolerance_of
 from benchmarks.gpu import measure
@@ -247,14 +254,7 @@ def _run(options: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    gpus = torch.cuda.device_count()
-    parser.add_argument(
-        "--ranks",
-        type=int,
-        nargs="+",
-        default=[count for count in (1, 2, 4, 8) if count <= max(1, gpus)],
-        help="numbers of them, one after the other",
-    )
+    rank_counts_option(parser)
     parser.add_argument("--shapes", nargs="+", default=list(CASES), choices=list(CASES))
     parser.add_argument("--exchange", help="of partition_graph, for all shapes")
     common_options(parser)

@@ -13,9 +13,12 @@ from __future__ import annotations
 
 import argparse
 import gc
+import json
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -29,6 +32,7 @@ from benchmarks.fullgraph import (
     graph_of,
     new_report,
     random_rows,
+    rank_counts_option,
 )
 from dgl_mgpu.distributed.graph import PartitionedGraph
 from dgl_mgpu.train.launch.launch import launch
@@ -186,21 +190,21 @@ def _run(options: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    gpus = torch.cuda.device_count()
-    parser.add_argument(
-        "--ranks",
-        type=int,
-        nargs="+",
-        default=[count for count in (1, 2, 4, 8) if count <= max(1, gpus)],
-        help="numbers of them, one after the other",
-    )
+    rank_counts_option(parser)
     parser.add_argument("--only", nargs="+", default=[], help="parts of cases' names")
     parser.add_argument("--warm-up", type=int, default=40, help="turns, in which ways are tried")
     common_options(parser)
     options = parser.parse_args()
-    new_report(options)
-    for count in options.ranks:
-        launch(_run, count, options)
+    with tempfile.TemporaryDirectory() as folder:
+        # What is compared with one rank's rows is read from there.
+        options.out = options.out or Path(folder) / "found.json"
+        new_report(options)
+        for count in options.ranks:
+            launch(_run, count, options)
+        report = json.loads(options.out.read_text())
+        for figure in report["figures"]:
+            del figure["compared"]
+        options.out.write_text(json.dumps(report, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -162,7 +162,8 @@ _TABLE: dict[tuple[VersionRange, ...], dict[str, str]] = {
             "each rank of a script for one process moves a copy of the whole graph to its device; "
             "with --partition it is a part",
         """
-            dgl.heterograph: DGLGraph.int=to_int32 DGLGraph.long=to_int64
+            dgl.heterograph: DGLGraph.int=to_int32 DGLGraph.long=to_int64 DGLGraph.clone
+            dgl.heterograph: DGLGraph.add_nodes DGLGraph.add_edges DGLGraph.remove_nodes
             dgl.convert: to_homogeneous
             dgl.transforms.functional: remove_edges add_reverse_edges to_bidirected
             dgl.subgraph: node_subgraph edge_subgraph

@@ -450,7 +450,11 @@ class PartitionedIndex(DistributedGraphIndex):
     def gather_dst(self, rows: torch.Tensor) -> torch.Tensor:
         return self.reverse().gather_src(rows)
 
+    def mailbox(self, messages: torch.Tensor, nodes: torch.Tensor, degree: int) -> torch.Tensor:
+        return messages[self.edges_to(nodes, degree)]
+
     def edges_to(self, nodes: torch.Tensor, degree: int) -> torch.Tensor:
+        """Edges to nodes of in-degree ``degree``, int64, shape (len(nodes), degree)."""
         if self.is_reversed:
             raise UnsupportedByPartitionError(
                 "reduce messages by a function on a reversed partitioned graph",

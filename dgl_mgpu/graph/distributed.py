@@ -105,14 +105,11 @@ class DistributedGraphIndex(TensorIndex):
         """From a row for each node of the only relation's destination type, one for each edge."""
 
     @abstractmethod
-    def edges_to(self, nodes: torch.Tensor, degree: int) -> torch.Tensor:
-        """The only relation's edges to nodes of in-degree ``degree``, int64, shape (len(nodes),
-        degree).
-        """
-
     def mailbox(self, messages: torch.Tensor, nodes: torch.Tensor, degree: int) -> torch.Tensor:
-        """Messages to nodes of in-degree ``degree``, shape (len(nodes), degree, \\*shape)."""
-        return messages[self.edges_to(nodes, degree)]
+        """Messages of the only relation's edges to nodes of in-degree ``degree``.
+
+        Shape (len(nodes), degree, \\*shape).
+        """
 
     def fill(self, frame: Frame, nodes: torch.Tensor, rows: Mapping[str, torch.Tensor]) -> None:
         """Write rows of some of the only relation's destinations to a frame of all of them."""

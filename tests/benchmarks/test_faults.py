@@ -66,7 +66,7 @@ def test_the_counts_of_tests_are_kept(monkeypatch):
     found = faults.tried(options("many_epochs and others2 or gpu and told"))
     (figure,) = found["figures"]
     assert figure["test"].startswith("test_soak.py::test_a_run_of_many_epochs[")
-    assert figure["outcomes"] == {"epochs": 80} and figure["counted"] == 80
+    assert figure["outcomes"] == {"epochs": 200} and figure["counted"] == 200
     assert figure["seed"] == found["seed"] == 3
     assert all(found["skipped"].values())
 

@@ -105,6 +105,10 @@ _CHANGES = {
     "subgraph by ids": lambda g: g.subgraph(torch.tensor([4, 1, 7, 9])),
     "subgraph by a mask": lambda g: dgl.node_subgraph(g, g.ndata["m"]),
     "edge_subgraph": lambda g: dgl.edge_subgraph(g, torch.tensor([3, 8, 9])),
+    "add_edges": lambda g: dgl.add_edges(g, [0, 3], [5, 5], {"w": torch.ones(2, 1).double()}),
+    "add_nodes": lambda g: dgl.add_nodes(g, 2),
+    "remove_nodes": lambda g: dgl.remove_nodes(g, torch.tensor([2, 7])),
+    "DropEdge": lambda g: (torch.manual_seed(3), dgl.DropEdge(0.3)(g))[1],
     "int": lambda g: g.int(),
     "long": lambda g: g.int().long(),
 }  # fmt: skip

@@ -126,7 +126,8 @@ def test_stores_and_loaders_made_again_and_again(tmp_path, outcomes, rounds, rng
     ],
 )
 def test_a_run_of_many_epochs(tmp_path, data, outcomes, rounds, ranks, others):
-    epochs = rounds(80, 800)
+    # So many that what a process keeps for itself has settled in the second half.
+    epochs = rounds(200, 800)
     runs = Runs(tmp_path, data)
     options = runs.options(*others, f"trainer.ranks={ranks}", f"trainer.epochs={epochs}")
     with Job(tmp_path / "soak", *options, "trainer.checkpoint_every=5") as job:

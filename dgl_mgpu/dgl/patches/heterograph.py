@@ -155,6 +155,45 @@ def batch_num_edges(self: Any, etype: Any = None) -> Any:
     )
 
 
+def clone(self: Any) -> Any:
+    """In place of ``DGLGraph.clone``: the copy of a view of the whole graph is one, too."""
+    if is_partitioned(self):
+        return self.local_var()
+    return originals["dgl.heterograph:DGLGraph.clone"](self)
+
+
+def add_nodes(self: Any, num: Any, data: Any = None, ntype: Any = None) -> None:
+    """In place of ``DGLGraph.add_nodes``: of a view of the whole graph, too."""
+    _change("add_nodes", self, num, data, ntype)
+
+
+def add_edges(self: Any, u: Any, v: Any, data: Any = None, etype: Any = None) -> None:
+    """In place of ``DGLGraph.add_edges``: of a view of the whole graph, too."""
+    _change("add_edges", self, u, v, data, etype)
+
+
+def remove_nodes(self: Any, nids: Any, ntype: Any = None, store_ids: bool = False) -> None:
+    """In place of ``DGLGraph.remove_nodes``: of a view of the whole graph, too."""
+    _change("remove_nodes", self, nids, ntype, store_ids)
+
+
+def _change(name: str, graph: Any, *arguments: Any) -> None:
+    """Change a graph in place."""
+    change = originals[f"dgl.heterograph:DGLGraph.{name}"]
+    if not is_partitioned(graph):
+        change(graph, *arguments)
+        return
+
+    @on_whole_graph
+    def changed(whole: Any, *arguments: Any) -> Any:
+        change(whole, *arguments)
+        return whole
+
+    view = changed(graph, *arguments)
+    graph._graph = view._graph
+    graph._node_frames, graph._edge_frames = view._node_frames, view._edge_frames
+
+
 @on_whole_graph
 def to_int32(self: Any) -> Any:
     """In place of ``DGLGraph.int``."""

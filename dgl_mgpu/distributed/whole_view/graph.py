@@ -234,8 +234,12 @@ class WholeViewIndex(DistributedGraphIndex):
     def edge_ids(self, etype: int) -> torch.Tensor:
         return torch.arange(self.num_edges(etype), dtype=self.idtype, device=self.device)
 
-    def edges_to(self, nodes: torch.Tensor, degree: int) -> NoReturn:
-        raise NotImplementedError  # `mailbox` has the part's
+    def node_ids(self, ntype: int) -> torch.Tensor:
+        length = self.nodes[ntype].length
+        return torch.arange(length, dtype=self.idtype, device=self.device)
+
+    def rows_of_all(self, rows: torch.Tensor) -> torch.Tensor:
+        return whole(rows)
 
     def mailbox(self, messages: torch.Tensor, nodes: torch.Tensor, degree: int) -> torch.Tensor:
         chosen, layout = select(self._layouts("v"), nodes)
@@ -250,10 +254,14 @@ class WholeViewIndex(DistributedGraphIndex):
             filled = blank.index_copy(0, chosen, mine)
             frame.update_column(name, PartitionedTensor(filled, self._layouts("v")))
 
+    # These change the whole graph, which is partitioned again (`partition_anew`).
     def remove_self_loops(self, etype: int) -> NoReturn:
         self.refuse_to_copy()
 
     add_self_loops = remove_self_loops
+
+    def drop_edges(self, etype: int, probability: float, seed: int) -> NoReturn:
+        self.refuse_to_copy()
 
 
 # Rows of which each has a matrix of its type.
@@ -275,7 +283,8 @@ def partition(graph: DGLGraph, device: torch.device, by: By) -> DGLGraph:
     InvalidInputError
         If ranks have different graphs.
     """
-    if graph.batch_size > 1:
+    # To ask for the size would write the graph's own number of nodes to it.
+    if graph._batch_num_nodes is not None and graph.batch_size > 1:
         raise UnsupportedByPartitionError(
             f"partition a batch of {graph.batch_size} graphs",
             "ranks share one graph, and results of each graph of a batch would be on several ranks",
@@ -315,6 +324,7 @@ def unpartitioned(graph: DGLGraph) -> DGLGraph:
     plain._graph = index.source
     plain._node_frames = list(map(_gathered, graph._node_frames))
     plain._edge_frames = list(map(_gathered, graph._edge_frames))
+    plain._batch_num_nodes = plain._batch_num_edges = None  # it is no batch
     return plain.to("cpu")
 
 

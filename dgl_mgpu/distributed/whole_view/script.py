@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.nn import functional
 
 from dgl_mgpu.comm.communicator import Communicator, forget_groups
 from dgl_mgpu.errors import ConfigError, PartitionedRowsError
@@ -46,6 +47,7 @@ def start(partition_by: str) -> None:
         with open(os.devnull, "w") as nowhere:
             os.dup2(nowhere.fileno(), 1)
     _refuse_autograd_functions()
+    _weight_l1_loss()
     _save_once()
 
 
@@ -161,6 +163,24 @@ def _refuse_autograd_functions() -> None:
         return original(cls, *args, **kwargs)
 
     torch.autograd.Function.apply = classmethod(apply)  # type: ignore[assignment]
+
+
+def _weight_l1_loss() -> None:
+    """Have ``l1_loss`` heed its weights, of which torch tells no class of tensors."""
+    original = functional.l1_loss
+
+    def l1_loss(
+        input: Any, target: Any, size_average: Any = None, reduce: Any = None,
+        reduction: str = "mean", weight: Any = None,
+    ) -> Any:  # fmt: skip
+        if weight is None:
+            return original(input, target, size_average, reduce, reduction)
+        each = original(input, target, reduction="none") * weight
+        if reduction == "none":
+            return each
+        return each.sum() if reduction == "sum" else each.sum() / weight.sum()
+
+    functional.l1_loss = l1_loss  # type: ignore[assignment]
 
 
 def _save_once() -> None:

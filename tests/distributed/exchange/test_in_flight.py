@@ -91,9 +91,9 @@ def _remote_in_flight() -> tuple[float, float]:
     return _in_buffers(rounds, part, window)
 
 
-def test_remote_reads_have_the_window_and_back_two_rounds(five_ranks):
+def test_remote_reads_have_the_window_and_back_the_halos_rounds(five_ranks):
     for forwards, backwards in five_ranks.run(_remote_in_flight):
-        assert forwards <= 2.4 and backwards <= 4.1
+        assert forwards <= 2.1 and backwards <= 2.1
 
 
 def _fetched(has_window: bool) -> float:
