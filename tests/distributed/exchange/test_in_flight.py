@@ -19,6 +19,7 @@ from dgl_mgpu.distributed.exchange.strategies import (
     Rows,
     rows_in_flight,
 )
+from dgl_mgpu.distributed.extremes import extreme
 from dgl_mgpu.distributed.local_part import Part, cut
 from dgl_mgpu.distributed.partition import ranges
 from dgl_mgpu.ops.attention import AttentionScore
@@ -181,3 +182,17 @@ def test_attention_takes_a_few_buffers_on_five_ranks(five_ranks, kind, has_windo
         at_once = 0 if kind == "additive" else 1.9
         assert of_rank["halo in 8"] <= 6.5 + at_once
         assert max(of_rank.values()) <= 9.5 + at_once
+
+
+def _gradient_of_maxima() -> float:
+    part = _dense()
+    strategies = ExchangeStrategies(part, dist.group.WORLD)
+    x = torch.rand(part.num_own_src, _WIDTH, requires_grad=True)
+    out = extreme(strategies[strategies.default], "copy_lhs", "max", x, None)
+    of_out = torch.rand_like(out)
+    return peak_bytes(lambda: torch.autograd.grad(out, x, of_out)) / x.nbytes
+
+
+def test_the_gradient_of_maxima_fetches_nothing(five_ranks):
+    """It makes a round's rows, and takes back what others have made of its own."""
+    assert max(five_ranks.run(_gradient_of_maxima)) <= 2.6
