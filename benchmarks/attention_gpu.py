@@ -3,7 +3,8 @@
 The graph has the size of ogbn-products, in-degrees from a Pareto distribution of exponent 1.5 and
 sources drawn uniformly, so that caches help nobody.  Forward and backward passes of a layer as
 unmodified scripts call it, against the same layer composed of operators as DGL does (on this
-package's operators), and torch-geometric's.  Outputs and gradients are compared first.
+package's operators), and torch-geometric's.  Outputs and gradients are compared first.  What takes
+memory of edges does not fit at this size; so some rows have a sixteenth of the nodes and edges.
 
     python -m benchmarks.attention_gpu --out attention.json
 """
@@ -25,7 +26,8 @@ from torch import nn
 import dgl_mgpu  # noqa: F401  makes DGL import
 
 import dgl  # isort: skip
-from dgl.nn import DotGatConv, GATConv, GATv2Conv  # isort: skip
+import dgl.sparse as dglsp  # isort: skip
+from dgl.nn import DotGatConv, EGATConv, GATConv, GATv2Conv, HGTConv  # isort: skip
 
 from benchmarks.ceilings import copy_rates
 from benchmarks.gpu import PowerLaw, this_device
@@ -33,6 +35,8 @@ from benchmarks.machine import describe_machine
 from dgl_mgpu.graph.originals import originals
 
 FEATURES = 100
+#: Types of edges, and features of an edge.
+EDGE_TYPES, EDGE_FEATURES = 4, 8
 #: How a layer is run.
 WAYS = "one pass", "composed", "torch-geometric"
 
@@ -51,6 +55,31 @@ class Case(NamedTuple):
     passes: int = 2
     milliseconds: float | None = None
     gigabytes: float | None = None
+    #: Divides the numbers of nodes and edges.
+    divisor: int = 1
+    #: What the layer is called with beside the graph and its features.
+    others: Callable[[dgl.DGLGraph, torch.dtype], dict[str, Any]] = lambda graph, dtype: {}
+
+
+class SparseAttention(nn.Module):
+    """Attention by dot products, written with sparse matrices as in DGL's graph transformers."""
+
+    def __init__(self, reads_values: bool = False) -> None:
+        super().__init__()
+        self.products = nn.ModuleList(nn.Linear(FEATURES, 256, bias=False) for _ in range(3))
+        #: Values that are read are computed, and the attention is not one pass.
+        self.reads_values = reads_values
+
+    def forward(self, graph: dgl.DGLGraph, features: torch.Tensor) -> torch.Tensor:
+        """Rows of shape (nodes, 4, 64)."""
+        q, k, v = (product(features).view(-1, 64, 4) for product in self.products)
+        scores = dglsp.bsddmm(graph.adj(), q / 8, k.transpose(1, 0))
+        if self.reads_values:
+            scores.val  # noqa: B018
+        shares = scores.softmax()
+        if self.reads_values:
+            shares.val  # noqa: B018
+        return dglsp.bspmm(shares, v).transpose(1, 2)
 
 
 def _gat() -> nn.Module:
@@ -65,30 +94,83 @@ def _dot() -> nn.Module:
     return DotGatConv(FEATURES, 64, 4, allow_zero_in_degree=True)
 
 
+def _edge_weights(graph: dgl.DGLGraph, dtype: torch.dtype) -> dict[str, Any]:
+    return {"edge_weight": torch.rand(graph.num_edges(), device=graph.device, dtype=dtype)}
+
+
+def _edge_features(graph: dgl.DGLGraph, dtype: torch.dtype) -> dict[str, Any]:
+    shape = graph.num_edges(), EDGE_FEATURES
+    return {"efeats": torch.randn(shape, device=graph.device, dtype=dtype)}
+
+
+def _types(graph: dgl.DGLGraph, dtype: torch.dtype) -> dict[str, Any]:
+    ntype = torch.zeros(graph.num_nodes(), dtype=torch.long, device=graph.device)
+    etype = torch.randint(EDGE_TYPES, (graph.num_edges(),), device=graph.device)
+    return {"ntype": ntype, "etype": etype}
+
+
+def _egat() -> nn.Module:
+    return EGATConv(FEATURES, EDGE_FEATURES, 64, 16, 4)
+
+
+def _hgt() -> nn.Module:
+    return HGTConv(FEATURES, 64, 4, 1, EDGE_TYPES)
+
+
 CASES = (
     Case("GATConv 4 x 64", _gat, "GATConv", 4, 64, milliseconds=110, gigabytes=12),
     Case("GATConv 4 x 64, edge ids permuted", _gat, None, 4, 64, torch.float32, True, 2, 110, 12),
     Case("GATConv 4 x 64, bfloat16", _gat, "GATConv", 4, 64, torch.bfloat16, False, 2, 65),
     Case("GATv2Conv 4 x 16", _gatv2, "GATv2Conv", 4, 16, passes=4, milliseconds=60, gigabytes=8),
     Case("DotGatConv 4 x 64", _dot, None, 4, 64, passes=4, milliseconds=120, gigabytes=12),
+    Case("GATConv 4 x 64, edge weights", _gat, None, 4, 64, others=_edge_weights),
+    Case("dgl.sparse, dot products 4 x 64", SparseAttention, None, 4, 64, passes=4),
+    Case("HGTConv 4 x 64, 4 edge types", _hgt, None, 4, 64, passes=4, others=_types),
+    Case("GATConv 4 x 64, a 16th", _gat, "GATConv", 4, 64, divisor=16),
+    Case("GATv2Conv 4 x 16, a 16th", _gatv2, "GATv2Conv", 4, 16, passes=4, divisor=16),
+    Case(
+        "HGTConv 4 x 64, 4 edge types, a 16th",
+        _hgt,
+        None,
+        4,
+        64,
+        passes=4,
+        divisor=16,
+        others=_types,
+    ),
+    Case(
+        "EGATConv 4 x 64, edges 4 x 16, a 16th",
+        _egat,
+        None,
+        4,
+        64,
+        divisor=16,
+        others=_edge_features,
+    ),
 )
 
 
 def composed(layer: nn.Module) -> Callable[..., torch.Tensor]:
     """The layer's forward pass as DGL composes it."""
+    if isinstance(layer, SparseAttention):
+        other = SparseAttention(reads_values=True)
+        other.products = layer.products
+        return other
     kind = type(layer)
     original = originals[f"{kind.__module__}:{kind.__name__}.forward"]
-    return lambda *arguments: original(layer, *arguments)
+    return lambda *arguments, **others: original(layer, *arguments, **others)
 
 
-def _step(run: Callable[[], torch.Tensor], grad: torch.Tensor) -> torch.Tensor:
+def _step(run: Callable[[], Any], grad: torch.Tensor) -> torch.Tensor:
     out = run()
-    out.backward(grad)
+    if isinstance(out, tuple):  # of nodes, and of edges
+        out = out[0]
+    out.backward(grad.view_as(out))
     return out.detach()
 
 
 def _measured(
-    run: Callable[[], torch.Tensor], grad: torch.Tensor, parameters: list[nn.Parameter], turns: int
+    run: Callable[[], Any], grad: torch.Tensor, parameters: list[nn.Parameter], turns: int
 ) -> dict[str, Any]:
     """Milliseconds and the peak of memory; without them if there was not enough."""
     gc.collect()
@@ -115,8 +197,8 @@ def _measured(
 
 
 def _difference(
-    one: Callable[[], torch.Tensor],
-    other: Callable[[], torch.Tensor],
+    one: Callable[[], Any],
+    other: Callable[[], Any],
     grad: torch.Tensor,
     parameters: list[nn.Parameter],
 ) -> dict[str, float] | str:
@@ -132,7 +214,9 @@ def _difference(
         return "the composition does not fit"
     names = ["output", *(f"gradient of {tuple(it.shape)}" for it in parameters)]
     pairs = zip(names, *results, strict=True)
-    return {name: float((x - y).abs().max() / y.abs().max()) for name, x, y in pairs}
+    return {
+        name: float((x - y).abs().max() / y.abs().max()) for name, x, y in pairs if y is not None
+    }
 
 
 def _peer(case: Case, edges: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor] | None:
@@ -151,26 +235,29 @@ def _peer(case: Case, edges: torch.Tensor) -> Callable[[torch.Tensor], torch.Ten
 def _row(case: Case, options: argparse.Namespace) -> dict[str, Any]:
     torch.manual_seed(0)
     device = this_device()
-    indptr, indices = PowerLaw(options.nodes, options.edges).csc(device, torch.int32)
+    nodes, num_edges = options.nodes // case.divisor, options.edges // case.divisor
+    indptr, indices = PowerLaw(nodes, num_edges).csc(device, torch.int32)
     order = torch.empty(0, dtype=torch.int32, device=device)
     if case.permuted:
         order = torch.randperm(len(indices), device=device).int()
     g = dgl.graph(("csc", (indptr.int(), indices, order))).formats(["csc", "csr"])
     g.create_formats_()
-    features = torch.randn(options.nodes, FEATURES, device=device, dtype=case.dtype)
+    features = torch.randn(nodes, FEATURES, device=device, dtype=case.dtype)
     layer = case.layer().to(device, case.dtype)
-    grad = torch.randn(options.nodes, case.heads, case.width, device=device, dtype=case.dtype)
+    grad = torch.randn(nodes, case.heads, case.width, device=device, dtype=case.dtype)
     parameters = list(layer.parameters())
-    ours, dgls = partial(layer, g, features), partial(composed(layer), g, features)
+    others = case.others(g, case.dtype)
+    ours = partial(layer, g, features, **others)
+    dgls = partial(composed(layer), g, features, **others)
     row: dict[str, Any] = {"name": case.name, "aim_ms": case.milliseconds}
     row["aim_gb"] = case.gigabytes
     row["one pass"] = _measured(ours, grad, parameters, options.turns)
     row["composed"] = _measured(dgls, grad, parameters, options.turns)
     if case.dtype == torch.float32:
         row["differences"] = _difference(ours, dgls, grad, parameters)
-    del g, ours, dgls
+    del g, ours, dgls, others
     if options.peer:
-        ends = torch.arange(options.nodes, device=device).repeat_interleave(indptr.diff())
+        ends = torch.arange(nodes, device=device).repeat_interleave(indptr.diff())
         peer = _peer(case, torch.stack([indices.long(), ends]))
         if peer is not None:
             row["torch-geometric"] = _measured(lambda: peer(features), grad, [], options.turns)
