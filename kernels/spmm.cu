@@ -146,9 +146,14 @@ __global__ void __launch_bounds__(kThreads, kBlocks) spmm(Product<Id, Element> p
 
   const int lane = threadIdx.x % 32, group = lane / kLanes;
   const int64 warp = static_cast<int64>(blockIdx.x) * kWarps + threadIdx.x / 32;
-  const int tile = static_cast<int>(warp / product.num_shares);
-  const int share = static_cast<int>(warp - tile * product.num_shares);
-  if (tile >= product.layout.tiles) return;
+  // Warps that read the same rows at the same columns follow each other, so that the cache has them.
+  const int64 repeats = product.layout.repeats, run = product.num_shares * repeats;
+  const int tile_in_run = static_cast<int>(warp / run);
+  const int64 rest = warp - tile_in_run * run;
+  const int share = static_cast<int>(rest / repeats);
+  const int tile =
+      static_cast<int>((rest - share * repeats) * (product.layout.tiles / repeats)) + tile_in_run;
+  if (tile_in_run >= product.layout.tiles / repeats) return;
 
   // From here on rows and entries are counted from the share's first.
   const Share whole = with_whole_rows(

@@ -67,7 +67,7 @@ _TABLE: dict[tuple[VersionRange, ...], dict[str, str]] = {
             "adds to one place twice where graphs in a batch have no rows: wrong places on GPUs",
         "dgl.sparse.sparse_matrix: torch=torch_for_sparse_matrix":
             "SparseMatrix.sample() without ids asks torch.range for all of them, which counts one "
-            "too many, warns and is to be removed",
+            "too many, warns and is to be removed; values of one are made on the CPU and copied",
         "dgl.sparse.sparse_matrix: SparseMatrix.to":
             "SparseMatrix.cpu() of a matrix on the CPU makes another one, which is not known to "
             "be diagonal and cannot be inverted",

@@ -31,11 +31,10 @@ from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.models.homogeneous import Dropout
 from dgl_mgpu.ops import add_spmm, edge_softmax, edge_softmax_backward, sddmm, spmm
 from dgl_mgpu.ops.autograd import differentiable_once
+from dgl_mgpu.ops.tall import product_over_rows
 from dgl_mgpu.utils.types import CanonicalEtype
 
 _MAX_INT32 = 2**31 - 1
-#: Pieces of rows that are multiplied side by side: at most, and the rows of one at least.
-_MAX_PIECES, _LEAST_PIECE = 64, 1024
 
 
 @dataclass(frozen=True)
@@ -180,14 +179,7 @@ class _Attention(torch.autograd.Function):
             part = grad[group.targets].transpose(0, 1)
             matrix = weight[group.relation]
             torch.bmm(part, matrix, out=d_sums[group.groups].transpose(0, 1))
-            if _pieces(part.shape[1]) == 1:
-                summed = sums[group.groups].transpose(0, 1)
-                torch.bmm(part.transpose(1, 2), summed, out=d_weight[group.relation])
-                continue
-            for head in range(heads):
-                d_weight[group.relation, head] = _product_over_rows(
-                    grad[group.targets, head], sums[group.groups, head]
-                )
+            d_weight[group.relation] = product_over_rows(grad[group.targets], sums[group.groups])
         d_shares = sddmm(
             edges.indices, edges.owners, rows.unsqueeze(1), d_sums, "dot", "u", "v"
         ).squeeze(2)
@@ -197,18 +189,18 @@ class _Attention(torch.autograd.Function):
         # Edges by the cell of their source, and so by their source.
         ordered, order = torch.sort(edges.source_cells, stable=True)
         order = order.to(ordered.dtype)
-        cells = torch.arange(
-            len(rows) * 2 * len(weight) + 1, dtype=ordered.dtype, device=ordered.device
-        )
-        cell_indptr = torch.searchsorted(ordered, cells, out_int32=ordered.dtype == torch.int32)
-        d_cells, _, _ = spmm(cell_indptr, None, order, None, d_scores, "copy_rhs", "sum")
+        d_cells = _sums_by_cell(ordered, order, d_scores, len(rows) * 2 * len(weight))
         d_targets, _, _ = spmm(edges.indptr, None, None, None, d_scores, "copy_rhs", "sum")
         d_cells.index_copy_(0, edges.target_cells.long(), d_targets)
         d_cells = d_cells.view(len(rows), -1)
-        d_scorers = _product_over_rows(d_cells, rows).view_as(scorers)
+        d_scorers = product_over_rows(d_cells, rows).view_as(scorers)
         d_rows = None
         if ctx.needs_input_grad[2]:
             d_rows = d_cells @ scorers.view(-1, width_in)
+            bounds = torch.arange(len(rows) + 1, dtype=ordered.dtype, device=ordered.device)
+            row_indptr = torch.searchsorted(
+                ordered, bounds * (2 * len(weight)), out_int32=ordered.dtype == torch.int32
+            )
             # Each head of an edge is an entry: the gradient of the group's sum, of that head.
             if len(order) * heads > _MAX_INT32:
                 order = order.long()
@@ -216,7 +208,7 @@ class _Attention(torch.autograd.Function):
             owners = edges.owners[order].to(order.dtype)
             add_spmm(
                 d_rows,
-                cell_indptr[:: 2 * len(weight)].to(order.dtype) * heads,
+                row_indptr.to(order.dtype) * heads,
                 (owners * heads).unsqueeze(1).add(lanes).flatten(),
                 (order * heads).unsqueeze(1).add(lanes).flatten(),
                 d_sums.view(-1, width_in),
@@ -226,26 +218,28 @@ class _Attention(torch.autograd.Function):
         return None, None, d_rows, d_weight, d_scorers, d_bias.unsqueeze(2)
 
 
-def _pieces(num_rows: int) -> int:
-    return max(1, min(_MAX_PIECES, num_rows // _LEAST_PIECE))
+def _sums_by_cell(
+    ordered: torch.Tensor, order: torch.Tensor, values: torch.Tensor, num_cells: int
+) -> torch.Tensor:
+    """Sums of edges' values by cell, of shape (num_cells, heads), where edge ``order[i]`` is of
+    cell ``ordered[i]``.
 
-
-def _product_over_rows(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """``left.t() @ right`` of many rows and few columns.
-
-    That is little to do for a GPU at a time: rows are multiplied in pieces, side by side, and those
-    products added up.
+    Nearly all cells are empty, so that sums are taken for those that have edges: as many as there
+    are edges at most, so that the host does not wait for their number.
     """
-    pieces = _pieces(len(left))
-    size = len(left) // pieces
-    if pieces == 1:
-        return left.t() @ right
-    whole = pieces * size
-    products = torch.bmm(
-        left[:whole].view(pieces, size, -1).transpose(1, 2), right[:whole].view(pieces, size, -1)
-    )
-    total = products.sum(0, dtype=products.dtype if products.dtype.itemsize > 2 else torch.float32)
-    return total.add_(left[whole:].t() @ right[whole:]).to(left.dtype)
+    num_edges = len(ordered)
+    sums = values.new_zeros(num_cells + 1, values.shape[1])  # and one for what is left over
+    if num_edges:
+        begins = torch.ones_like(ordered)
+        torch.ne(ordered[1:], ordered[:-1], out=begins[1:])
+        number = begins.cumsum(0, dtype=ordered.dtype) - 1
+        bounds = torch.arange(num_edges + 1, dtype=ordered.dtype, device=ordered.device)
+        indptr = torch.searchsorted(number, bounds, out_int32=ordered.dtype == torch.int32)
+        of_cells, _, _ = spmm(indptr, None, order, None, values, "copy_rhs", "sum")
+        first = indptr[:-1]
+        cells = torch.where(first < num_edges, ordered[first.clamp(max=num_edges - 1)], num_cells)
+        sums.index_copy_(0, cells.long(), of_cells)
+    return sums[:-1]
 
 
 class RelationalAttention(nn.Module):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -109,8 +110,14 @@ def make_layout(
     lanes = min(_LANES, tile_bytes // (vector * dtype.itemsize))
     lanes = min(lanes, 1 << (-(-width // vector) - 1).bit_length())
     tiles = -(-width // (vector * lanes))
+    # Leading dimensions that the left operand lacks, as heads that share rows: their tiles read the
+    # same.
+    repeats = math.prod(dim[0] for dim in itertools.takewhile(lambda dim: not dim[1], dims[:-1]))
+    if width // repeats % (vector * lanes):
+        repeats = 1
     numbers = gpu.struct(
-        tiles, width, max(math.prod(left_shape) * dtype.itemsize, 0 if expand else left_row_bytes),
+        tiles, repeats, width,
+        max(math.prod(left_shape) * dtype.itemsize, 0 if expand else left_row_bytes),
         0 if right_shape is None else math.prod(right_shape) * dtype.itemsize, len(dims),
         *_strides(dims),
     )  # fmt: skip

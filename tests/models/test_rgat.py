@@ -12,6 +12,7 @@ from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.graph.dispatch import tensor_backed_graphs
 from dgl_mgpu.models import rgat as hetero
 from dgl_mgpu.models.rgat import RGAT, RelationalAttention, RelationEdges, WholeGraphRGAT
+from dgl_mgpu.ops import tall
 
 ETYPES = [
     ("author", "rev_written_by", "paper"),
@@ -151,7 +152,7 @@ def test_features_need_no_gradient():
 
 
 def test_many_rows_are_multiplied_in_pieces(monkeypatch):
-    monkeypatch.setattr(hetero, "_LEAST_PIECE", 7)
+    monkeypatch.setattr(tall, "_LEAST_PIECE", 7)
     ours, theirs = pair(2)
     assert_same(ours, theirs, random_graph(), features())
 

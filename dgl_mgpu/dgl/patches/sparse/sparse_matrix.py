@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -18,7 +18,22 @@ def all_ids(start: int, end: int, *, dtype: torch.dtype, device: torch.device) -
     return torch.arange(start, end, dtype=dtype, device=device)
 
 
-torch_for_sparse_matrix = module_with(torch, range=all_ids)
+class _OnesElsewhere:
+    """What ``torch.ones(size)`` is to be before ``to(device)`` follows, which it always does."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+
+    def to(self, device: torch.device) -> torch.Tensor:
+        return torch.ones(self._size, device=device)
+
+
+def ones(size: Any, **options: Any) -> torch.Tensor | _OnesElsewhere:
+    """`torch.ones`, which does not make on the CPU what is copied to a GPU then."""
+    return torch.ones(size, **options) if options else _OnesElsewhere(size)
+
+
+torch_for_sparse_matrix = module_with(torch, range=all_ids, ones=ones)
 
 
 def to(

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.functional import leaky_relu
 
 from dgl_mgpu.graph.originals import originals
+from dgl_mgpu.ops.tall import tall_product
 
 
 def forward(
@@ -47,8 +48,10 @@ def forward(
     edges = leaky_relu(edges, inplace=True)
     edges = edges.view(-1, self._num_heads, self._out_edge_feats)
     with torch.autocast(edges.device.type, enabled=False):
-        # A product of matrices: elementwise, it would write one more of the edges' size.
-        logits = torch.einsum("ehw,hw->eh", edges, self.attn[0].to(edges.dtype))
+        # A product of matrices, each head's numbers in rows of its own and zeros in the others':
+        # elementwise, it would write one more of the edges' size.
+        scorers = torch.block_diag(*self.attn[0].to(edges.dtype).unsqueeze(2))
+        logits = tall_product(edges.flatten(1), scorers)
     values = self.fc_node_src(features[0]).view(-1, self._num_heads, self._out_node_feats)
     out = attention.of_logits(
         attention.relation_of(graph), values, logits, attention.by_edge(edge_weight, values)

@@ -9,6 +9,7 @@ from dgl.nn.pytorch.linear import TypedLinear
 from torch import Tensor
 
 from dgl_mgpu.graph.originals import originals
+from dgl_mgpu.ops.tall import tall_product
 
 #: Types of edges up to which each has a matrix product of its own: more take the host too long.
 _MOST_TYPES = 64
@@ -35,7 +36,11 @@ def forward(self: Any, g: Any, x: Any, ntype: Any, etype: Any, *, presorted: boo
     )
     # As in DGL: what a node was is mixed in.
     h = self.drop(self.linear_a(h.flatten(1), ntype, presorted))
-    alpha = torch.sigmoid(self.skip[ntype]).unsqueeze(-1)
+    # Rows of nodes' types times a column: to take numbers by type, as DGL does, would add up the
+    # gradients of all nodes of a type one by one.
+    of_types = torch.arange(len(self.skip), device=ntype.device)
+    is_type = (ntype.unsqueeze(1) == of_types).to(self.skip.dtype)
+    alpha = tall_product(is_type, torch.sigmoid(self.skip).unsqueeze(1))
     residual = x if x.shape == h.shape else x @ self.residual_w
     h = h * alpha + residual * (1 - alpha)
     return self.norm(h) if self.use_norm else h
@@ -87,7 +92,7 @@ def _multiplied(
     with torch.autocast(rows.device.type, enabled=False):
         return torch.cat(
             [
-                torch.einsum("phk,hkw->phw", part, weights[etype])
+                tall_product(part, weights[etype])
                 for etype, part in zip(sources.counts, parts, strict=True)
             ]
         )
