@@ -165,54 +165,65 @@ __global__ void __launch_bounds__(kThreads) sddmm(Request<Id, Element> request) 
   }
 }
 
-// The dot products of rows: some lanes share one.
-template <typename Id, typename Element, int kElements>
+// The dot products of rows: some lanes share one, or `kRepeats` of them that follow each other and
+// have the same left operand, which is read once.
+template <typename Id, typename Element, int kElements, int kRepeats>
 __global__ void __launch_bounds__(kThreads) sddmm_dot(Request<Id, Element> request) {
   using Number = typename Computed<Element>::Type;
-  const int columns = static_cast<int>(request.columns), count = request.Pieces(columns);
+  const int runs = static_cast<int>(request.columns / kRepeats), count = request.Pieces(runs);
   const int lanes = static_cast<int>(request.lanes), lane = threadIdx.x % lanes;
   const int at_once = kThreads / lanes;
   const int64 first_edge = request.FirstEdge();
   const bool one_edge = request.block_edges == 1;
-  const Divisor divisor(columns);
+  const Divisor divisor(runs);
   // All lanes stay to the end: they exchange their sums.
   for (int start = 0; start < count; start += kProducts * at_once) {
     const Element* left[kProducts];
-    const Element* right[kProducts];
-    Number sums[kProducts];
+    const Element* right[kProducts][kRepeats];
+    Number sums[kProducts][kRepeats];
 #pragma unroll
     for (int i = 0; i < kProducts; ++i) {
-      const int product = min(start + i * at_once + static_cast<int>(threadIdx.x) / lanes, count - 1);
-      const int within = one_edge ? 0 : divisor.Quotient(product);
-      const int column = product - within * columns;
+      const int run = min(start + i * at_once + static_cast<int>(threadIdx.x) / lanes, count - 1);
+      const int within = one_edge ? 0 : divisor.Quotient(run);
+      const int column = (run - within * runs) * kRepeats;
       left[i] = request.left.RowOf(first_edge + within) + request.LeftColumn(column);
-      right[i] = request.right.RowOf(first_edge + within) + request.RightColumn(column);
-      sums[i] = 0;
+      const Element* right_row = request.right.RowOf(first_edge + within);
+#pragma unroll
+      for (int r = 0; r < kRepeats; ++r) {
+        right[i][r] = right_row + request.RightColumn(column + r);
+        sums[i][r] = 0;
+      }
     }
     for (int64 at = lane * kElements; at < request.reduced; at += lanes * kElements) {
-      Vector<Element, kElements> a[kProducts], b[kProducts];
+      Vector<Element, kElements> a[kProducts], b[kProducts][kRepeats];
 #pragma unroll
       for (int i = 0; i < kProducts; ++i) {
         a[i].Load(left[i] + at);
-        b[i].Load(right[i] + at);
+#pragma unroll
+        for (int r = 0; r < kRepeats; ++r) b[i][r].Load(right[i][r] + at);
       }
 #pragma unroll
       for (int i = 0; i < kProducts; ++i) {
         Element x[kElements], y[kElements];
         a[i].Unpack(x);
-        b[i].Unpack(y);
 #pragma unroll
-        for (int j = 0; j < kElements; ++j) sums[i] += number(x[j]) * number(y[j]);
+        for (int r = 0; r < kRepeats; ++r) {
+          b[i][r].Unpack(y);
+#pragma unroll
+          for (int j = 0; j < kElements; ++j) sums[i][r] += number(x[j]) * number(y[j]);
+        }
       }
     }
 #pragma unroll
     for (int i = 0; i < kProducts; ++i) {
-      for (int offset = lanes / 2; offset > 0; offset /= 2) {
-        sums[i] += __shfl_xor_sync(0xffffffffu, sums[i], offset);
-      }
-      const int product = start + i * at_once + static_cast<int>(threadIdx.x) / lanes;
-      if (lane == 0 && product < count) {
-        store(sums[i], request.out + first_edge * request.columns + product);
+      const int run = start + i * at_once + static_cast<int>(threadIdx.x) / lanes;
+      Element* out = request.out + (first_edge * runs + run) * kRepeats;
+#pragma unroll
+      for (int r = 0; r < kRepeats; ++r) {
+        for (int offset = lanes / 2; offset > 0; offset /= 2) {
+          sums[i][r] += __shfl_xor_sync(0xffffffffu, sums[i][r], offset);
+        }
+        if (lane == 0 && run < count) store(sums[i][r], out + r);
       }
     }
   }

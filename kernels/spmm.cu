@@ -10,6 +10,9 @@
 // read other entries at the same time. Rows of features are read a chunk of entries at a time,
 // before anything is done with them and whichever rows they belong to: what bounds this kernel is
 // how many of these reads are under way.
+//
+// Where the output's row repeats the left operand's, each time with another scalar, as heads do that
+// share rows, a lane has its columns of all repeats and reads a row once.
 #include "join.cuh"
 #include "spmm.cuh"
 
@@ -19,7 +22,7 @@ constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
 // Blocks that a multiprocessor is to hold, which bounds the registers of a thread; and reads of a
 // lane that may be under way at once, by number and by bytes.
-constexpr int kBlocks = 3;
+constexpr int kBlocks = 3, kBlocksOfRepeats = 2;
 constexpr int kMostReads = 16;
 constexpr int kMostReadBytes = 128;
 
@@ -131,10 +134,12 @@ struct Product {
   }
 };
 
-// `kVector` columns a lane, `kLanes` lanes a row.
+// `kVector` columns a lane, `kLanes` lanes a row; and the same columns of each repeat, if there are
+// several, for which the right operand is an EntryScalar.
 template <typename Id, typename Element, typename Operation, typename Left, typename Right,
-          typename Reduction, int kVector, int kLanes>
-__global__ void __launch_bounds__(kThreads, kBlocks) spmm(Product<Id, Element> product) {
+          typename Reduction, int kVector, int kLanes, int kRepeats>
+__global__ void __launch_bounds__(kThreads, kRepeats == 1 ? kBlocks : kBlocksOfRepeats)
+    spmm(Product<Id, Element> product) {
   using Number = typename Computed<Element>::Type;
   constexpr int kGroups = 32 / kLanes;
   constexpr int kLeft = Left::template kCount<kVector>, kRight = Right::template kCount<kVector>;
@@ -146,14 +151,9 @@ __global__ void __launch_bounds__(kThreads, kBlocks) spmm(Product<Id, Element> p
 
   const int lane = threadIdx.x % 32, group = lane / kLanes;
   const int64 warp = static_cast<int64>(blockIdx.x) * kWarps + threadIdx.x / 32;
-  // Warps that read the same rows at the same columns follow each other, so that the cache has them.
-  const int64 repeats = product.layout.repeats, run = product.num_shares * repeats;
-  const int tile_in_run = static_cast<int>(warp / run);
-  const int64 rest = warp - tile_in_run * run;
-  const int share = static_cast<int>(rest / repeats);
-  const int tile =
-      static_cast<int>((rest - share * repeats) * (product.layout.tiles / repeats)) + tile_in_run;
-  if (tile_in_run >= product.layout.tiles / repeats) return;
+  const int tile = static_cast<int>(warp / product.num_shares);
+  const int share = static_cast<int>(warp - tile * product.num_shares);
+  if (tile >= product.layout.tiles) return;
 
   // From here on rows and entries are counted from the share's first.
   const Share whole = with_whole_rows(
@@ -162,26 +162,28 @@ __global__ void __launch_bounds__(kThreads, kBlocks) spmm(Product<Id, Element> p
   const int64 first_row = whole.first_row, first_entry = whole.first_entry;
   const int rows = whole.rows, count = whole.count;
 
-  // The columns of this lane.
+  // The columns of this lane, of the first repeat.
   const int64 column = (static_cast<int64>(tile) * kLanes + lane % kLanes) * kVector;
-  const bool active = column < product.layout.width;
+  const int64 run = product.layout.width / kRepeats;
+  const bool active = column < run;
   const Element* left_base = product.left;
   const Element* right_base = product.right;
   product.layout.Locate(active ? column : 0, &left_base, &right_base);
 
-  Partial<Reduction, Number, uint32> partial[kVector];
+  Partial<Reduction, Number, uint32> partial[kRepeats][kVector];
   // Brings what the groups of lanes have of a row together.
   const auto merge_groups = [&]() {
 #pragma unroll
     for (int step = kLanes; step < 32; step *= 2) {
 #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
+      for (int i = 0; i < kRepeats * kVector; ++i) {
+        Partial<Reduction, Number, uint32>& own = partial[i / kVector][i % kVector];
         Partial<Reduction, Number, uint32> other;
-        other.value = __shfl_xor_sync(kAllLanes, partial[i].value, step);
+        other.value = __shfl_xor_sync(kAllLanes, own.value, step);
         if constexpr (Reduction::kChooses) {
-          other.entry = __shfl_xor_sync(kAllLanes, partial[i].entry, step);
+          other.entry = __shfl_xor_sync(kAllLanes, own.entry, step);
         }
-        partial[i].Merge(other);
+        own.Merge(other);
       }
     }
   };
@@ -189,12 +191,16 @@ __global__ void __launch_bounds__(kThreads, kBlocks) spmm(Product<Id, Element> p
     if (group != 0 || !active) return;
     const int64 at = (2 * static_cast<int64>(share) + is_tail) * product.layout.width + column;
 #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      if (column + i >= product.layout.width) break;
-      product.parts[at + i] = partial[i].value;
-      if constexpr (Reduction::kChooses) {
-        const uint32 entry = partial[i].entry;
-        product.part_entries[at + i] = entry == kNoEntry ? kNoEntry : entry + row + whole.skipped;
+    for (int r = 0; r < kRepeats; ++r) {
+#pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        if (column + i >= run) break;
+        const int64 to = at + r * run + i;
+        product.parts[to] = partial[r][i].value;
+        if constexpr (Reduction::kChooses) {
+          const uint32 entry = partial[r][i].entry;
+          product.part_entries[to] = entry == kNoEntry ? kNoEntry : entry + row + whole.skipped;
+        }
       }
     }
   };
@@ -215,10 +221,13 @@ __global__ void __launch_bounds__(kThreads, kBlocks) spmm(Product<Id, Element> p
     if (whole.has_head && row == 0) {
       keep_part(0, 0);
     } else if (group == 0 && active) {
-      product.Write(first_row + row, column, partial, first_entry);
+#pragma unroll
+      for (int r = 0; r < kRepeats; ++r) {
+        product.Write(first_row + row, r * run + column, partial[r], first_entry);
+      }
     }
 #pragma unroll
-    for (int i = 0; i < kVector; ++i) partial[i] = {};
+    for (int i = 0; i < kRepeats * kVector; ++i) partial[i / kVector][i % kVector] = {};
     ++row;
     row_end = next_row_end;
     next_row_end = end_of(row + 1);
@@ -227,7 +236,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) spmm(Product<Id, Element> p
   // Ids of 32 entries, one a lane, and those of the 32 behind them.
   Id left_id{}, right_id{}, next_left_id = id_of(product.left_ids, lane), next_right_id{};
   if constexpr (kHasRight) next_right_id = id_of(product.right_ids, lane);
-  Number entry_scalar{};
+  Number entry_scalar[kRepeats] = {};
 
   for (int at = 0; at < count; at += kChunk) {
     if (at % 32 == 0) {
@@ -239,9 +248,12 @@ __global__ void __launch_bounds__(kThreads, kBlocks) spmm(Product<Id, Element> p
       }
       if constexpr (kEntryShare) {
         const Id* bounds = reinterpret_cast<const Id*>(product.right) + left_id;
-        entry_scalar = Number{1} / static_cast<Number>(bounds[1] - bounds[0]);
+        entry_scalar[0] = Number{1} / static_cast<Number>(bounds[1] - bounds[0]);
       } else if constexpr (kEntryScalar) {
-        entry_scalar = number(product.right[right_id]);
+#pragma unroll
+        for (int r = 0; r < kRepeats; ++r) {
+          entry_scalar[r] = number(product.right[static_cast<int64>(right_id) * kRepeats + r]);
+        }
       }
     }
 
@@ -265,9 +277,13 @@ __global__ void __launch_bounds__(kThreads, kBlocks) spmm(Product<Id, Element> p
 #pragma unroll
       for (int i = 0; i < kReads; ++i) {
         const int entry = at + i * kGroups + group;
-        Number right_number{};
+        Number right_numbers[kRepeats] = {};
         if constexpr (kEntryScalar) {
-          right_number = __shfl_sync(kAllLanes, entry_scalar, at % 32 + i * kGroups + group);
+#pragma unroll
+          for (int r = 0; r < kRepeats; ++r) {
+            right_numbers[r] =
+                __shfl_sync(kAllLanes, entry_scalar[r], at % 32 + i * kGroups + group);
+          }
         }
         if (entry < from || entry >= to) continue;
         Element of_left[kLeft], of_right[kRight == 0 ? 1 : kRight];
@@ -275,9 +291,13 @@ __global__ void __launch_bounds__(kThreads, kBlocks) spmm(Product<Id, Element> p
         if constexpr (kRight > 0) right[i].Unpack(of_right);
 #pragma unroll
         for (int j = 0; j < kVector; ++j) {
-          if constexpr (kRight > 0) right_number = number(of_right[kRight == 1 ? 0 : j]);
+          if constexpr (kRight > 0) right_numbers[0] = number(of_right[kRight == 1 ? 0 : j]);
           const Number left_number = number(of_left[kLeft == 1 ? 0 : j]);
-          partial[j].Add(Operation::Apply(left_number, right_number), static_cast<uint32>(entry));
+#pragma unroll
+          for (int r = 0; r < kRepeats; ++r) {
+            partial[r][j].Add(Operation::Apply(left_number, right_numbers[r]),
+                              static_cast<uint32>(entry));
+          }
         }
       }
       if (row_end > stop) break;

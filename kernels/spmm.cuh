@@ -63,7 +63,6 @@ constexpr int kDimensions = 4;
 // How the operands' rows meet those of the output.
 struct RowLayout {
   int64 tiles;
-  int64 repeats;  // runs of tiles, one behind the other, that read the same of the left operand
   int64 width;
   int64 left_bytes;  // of a row
   int64 right_bytes;

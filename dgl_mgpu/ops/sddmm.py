@@ -219,6 +219,8 @@ _VECTORS, _PRODUCTS = 4, 2
 #: Vectors of each operand that a lane has of a dot product, until there are a warp's.
 _LANE_VECTORS = 2
 _WARP = 32
+#: Dot products of which the left operand is read once.
+REPEATS = (2, 4, 8)
 #: As kernels number them.
 _OPERATION_NUMBERS = {
     "copy_lhs": 0,
@@ -246,6 +248,14 @@ def _offsets(
         for dims in (left, right)
     ]
     return torch.stack(columns).to(device)
+
+
+def _repeats(left: tuple[int, ...], shape: tuple[int, ...]) -> int:
+    """How many dot products that follow each other in a result have the same left operand, as heads
+    that share rows, of as many as the kernel takes together."""
+    if not shape or shape[-1] not in REPEATS or (left and left[-1] != 1):
+        return 1
+    return shape[-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,19 +322,21 @@ def _plan(
     shape = out_shape(op, left_shape, right_shape)
     columns = math.prod(shape)
     reduced, offsets, lanes = left_shape[-1] if op == "dot" else 1, None, 1
+    outer = slice(0, -1 if op == "dot" else None)
     if left_shape != right_shape:
-        outer = slice(0, -1 if op == "dot" else None)
         offsets = _offsets(left_shape[outer], right_shape[outer], reduced, device)
     # How many make one vector, of up to 16 bytes.
     of_one = reduced if op == "dot" else 1 if offsets is not None else columns
     elements = max(1, math.gcd(alignment, of_one * dtype.itemsize) // dtype.itemsize)
+    types = f"{c_type(id_dtype)}, {ELEMENTS[dtype]}, {elements}"
     if op == "dot":
+        repeats = _repeats(left_shape[outer], shape)
         while lanes < _WARP and lanes * _LANE_VECTORS * elements < reduced:
             lanes *= 2
-        name, pieces, at_once = "sddmm_dot", columns, _PRODUCTS * _THREADS // lanes
+        name, pieces, at_once = "sddmm_dot", columns // repeats, _PRODUCTS * _THREADS // lanes
+        types += f", {repeats}"
     else:
         name, pieces, at_once = "sddmm", columns // elements, _VECTORS * _THREADS
-    types = f"{c_type(id_dtype)}, {ELEMENTS[dtype]}, {elements}"
     return _Plan(
         Kernel("sddmm.cu", f"dgl_mgpu::{name}<{types}>"),
         shape,

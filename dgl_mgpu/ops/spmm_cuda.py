@@ -169,12 +169,13 @@ def _plan(
     row_bytes: int,
 ) -> _Plan:
     layout = make_layout(
-        dtype, shape, left_shape, right_shape, left_offset, right_offset, tile_bytes, row_bytes
-    )
+        dtype, shape, left_shape, right_shape, left_offset, right_offset, tile_bytes, row_bytes,
+        repeating=True,
+    )  # fmt: skip
     ids, element = c_type(id_dtype), ELEMENTS[dtype]
     operation, right = ("Mul", "EntryShare") if op == _SHARE else (_OPERATIONS[op], layout.right)
     names = ", ".join(f"dgl_mgpu::{kind}" for kind in (operation, layout.left, right, reduction))
-    sizes = f"{layout.vector}, {layout.lanes}"
+    sizes = f"{layout.vector}, {layout.lanes}, {layout.repeats}"
     part_bytes = layout.width * (8 if dtype == torch.float64 else 4)
     choice_bytes = 4 * layout.width * (reduction in _CHOICES)
     return _Plan(

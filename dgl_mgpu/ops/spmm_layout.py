@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -41,6 +40,8 @@ _OF_CACHE = 0.75
 _WORTH_TILES = 1.75
 #: How many times there are blocks to join all shares' parts of rows, each for other columns.
 _MAX_TURNS = 8
+#: How often rows may be repeated by one lane, and numbers that a lane may have of them all.
+REPEATS, _MAX_NUMBERS = (2, 4, 8), 32
 #: Most dimensions of an output's row, where neighbours that the same operands have are one.
 _DIMENSIONS = 4
 
@@ -61,6 +62,7 @@ class OperandLayout:
     right: str
     vector: int  # columns of a lane
     lanes: int  # of a row
+    repeats: int  # of the left operand's row in a row, each with one number of the right one's
     tiles: int  # warps that a row's columns take
     width: int  # columns of a row
     numbers: bytes  # the kernels' struct RowLayout
@@ -75,12 +77,15 @@ def make_layout(
     right_offset: int,
     tile_bytes: int = _MAX_TILE_BYTES,
     left_row_bytes: int = 0,
+    *,
+    repeating: bool = False,
 ) -> OperandLayout:
     """The layout of a product of rows of these shapes, None where there is no right operand.
 
     Operands begin so many bytes behind where a vector might.  A warp takes columns of at most
     ``tile_bytes``.  The left operand's rows are ``left_row_bytes`` apart, if that is more than
     they have, and they are not expanded; what is behind them is read where vectors are longer.
+    ``repeating`` says that the kernel may repeat a left row by one lane.
     """
     dims = _joined_dimensions(shape, left_shape, right_shape)
     expand = len(dims) > _DIMENSIONS
@@ -101,6 +106,9 @@ def make_layout(
         run * dtype.itemsize if of_right and not entry_scalar else 0,
         VECTOR_BYTES,
     ) // dtype.itemsize  # fmt: skip
+    repeats = _repeats(dims) if repeating else 1
+    if repeats > 1:
+        entry_scalar, vector = True, min(vector, _MAX_NUMBERS // repeats)
     left = "Vectors" if of_left or vector == 1 else "Scalars"
     right = "Vectors" if of_right or vector == 1 else "Scalars"
     if right_shape is None:
@@ -108,20 +116,17 @@ def make_layout(
     elif entry_scalar:
         right = "EntryScalar"
     lanes = min(_LANES, tile_bytes // (vector * dtype.itemsize))
-    lanes = min(lanes, 1 << (-(-width // vector) - 1).bit_length())
-    tiles = -(-width // (vector * lanes))
-    # Leading dimensions that the left operand lacks, as heads that share rows: their tiles read the
-    # same.
-    repeats = math.prod(dim[0] for dim in itertools.takewhile(lambda dim: not dim[1], dims[:-1]))
-    if width // repeats % (vector * lanes):
-        repeats = 1
+    vectors = -(-(width // repeats) // vector)
+    lanes = min(lanes, 1 << (vectors - 1).bit_length())
+    tiles = -(-vectors // lanes)
     numbers = gpu.struct(
-        tiles, repeats, width,
-        max(math.prod(left_shape) * dtype.itemsize, 0 if expand else left_row_bytes),
+        tiles, width, max(math.prod(left_shape) * dtype.itemsize, 0 if expand else left_row_bytes),
         0 if right_shape is None else math.prod(right_shape) * dtype.itemsize, len(dims),
         *_strides(dims),
     )  # fmt: skip
-    return OperandLayout(expand, left, right, vector, lanes, tiles, width, numbers.tobytes())
+    return OperandLayout(
+        expand, left, right, vector, lanes, repeats, tiles, width, numbers.tobytes()
+    )
 
 
 def columns_in_cache(rows: Tensor | None, entries: int, whole: bool) -> tuple[int, bool, int]:
@@ -237,6 +242,14 @@ def _joined_dimensions(
             size *= dims.pop()[0]
         dims.append((size, has_left, has_right))
     return dims or [(1, True, right_shape is not None)]
+
+
+def _repeats(dims: list[tuple[int, bool, bool]]) -> int:
+    """How often a row has all of the left operand's, each time with another number of the right
+    operand's, as heads do that share rows."""
+    if len(dims) != 2 or dims[0][1:] != (False, True) or dims[1][1:] != (True, False):
+        return 1
+    return dims[0][0] if dims[0][0] in REPEATS else 1
 
 
 def _strides(dims: list[tuple[int, bool, bool]]) -> list[int]:

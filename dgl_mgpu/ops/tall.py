@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-#: Pieces of rows that are multiplied side by side: at most, and the rows of one at least.
-_MAX_PIECES, _LEAST_PIECE = 64, 1024
+#: Pieces of rows that are multiplied side by side have so many rows at least; their products have
+#: so many numbers in all, at most.
+_LEAST_PIECE, _MOST_NUMBERS = 4096, 1 << 24
 
 
 def product_over_rows(left: Tensor, right: Tensor) -> Tensor:
@@ -21,22 +22,28 @@ def product_over_rows(left: Tensor, right: Tensor) -> Tensor:
     Rows are multiplied in pieces, side by side, and those products added up.  Shapes are (n, k) and
     (n, width), or (n, heads, k) and (n, heads, width), which give (heads, k, width).
     """
-    num_pieces = max(1, min(_MAX_PIECES, len(left) // _LEAST_PIECE))
-    if left.dim() == 3:
-        if num_pieces == 1:
-            return torch.bmm(left.permute(1, 2, 0), right.transpose(0, 1))
-        pairs = zip(left.unbind(1), right.unbind(1), strict=True)
-        return torch.stack([product_over_rows(*pair) for pair in pairs])
-    if num_pieces == 1:
-        return left.t() @ right
-    size = len(left) // num_pieces
+    if left.dim() == 2:
+        return product_over_rows(left.unsqueeze(1), right.unsqueeze(1)).squeeze(0)
+    count, heads, k = left.shape
+    num_pieces = min(count // _LEAST_PIECE, _MOST_NUMBERS // max(1, heads * k * right.shape[2]))
+    by_head = left.permute(1, 2, 0), right.transpose(0, 1)
+    if num_pieces < 2:
+        return torch.bmm(*by_head)
+    size = count // num_pieces
     whole = num_pieces * size
-    products = torch.bmm(
-        left[:whole].unflatten(0, (num_pieces, size)).transpose(1, 2),
-        right[:whole].unflatten(0, (num_pieces, size)),
+    products = torch.stack(
+        [
+            torch.bmm(
+                left[:whole, head].unflatten(0, (num_pieces, size)).transpose(1, 2),
+                right[:whole, head].unflatten(0, (num_pieces, size)),
+            )
+            for head in range(heads)
+        ]
     )
-    total = products.sum(0, dtype=products.dtype if products.dtype.itemsize > 2 else torch.float32)
-    return total.add_(left[whole:].t() @ right[whole:]).to(left.dtype)
+    total = products.sum(1, dtype=products.dtype if products.dtype.itemsize > 2 else torch.float32)
+    if whole < count:
+        total = total + torch.bmm(by_head[0][:, :, whole:], by_head[1][:, whole:])
+    return total.to(left.dtype)
 
 
 def tall_product(rows: Tensor, matrix: Tensor) -> Tensor:

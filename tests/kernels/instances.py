@@ -61,7 +61,11 @@ _ARGUMENTS = {
         "kGradient": ("false", "true"),
     },
     "sample.cu": {"kPadded": ("true", "false"), "kOrdered": ("true", "false")},
-    "sddmm.cu": {"Element": _FLOATS, "kElements": ("1", "2", "4", "8")},
+    "sddmm.cu": {
+        "Element": _FLOATS,
+        "kElements": ("1", "2", "4", "8"),
+        "kRepeats": ("1", "2", "4", "8"),
+    },
     "unique.cu": {"kAmple": ("true", "false")},
     "scatter.cu": {
         "Vector": ("uint4", "uint2", "unsigned int", *_SMALL),
@@ -77,6 +81,7 @@ _ARGUMENTS = {
         ),
         "kVector": ("4", "8", "2", "1"),
         "kLanes": ("32", "16", "8", "4", "2", "1"),
+        "kRepeats": ("1", "2", "4", "8"),
     },
     "spmm_remote.cu": {
         "Element": _FLOATS,

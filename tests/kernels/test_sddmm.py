@@ -36,6 +36,9 @@ def test_operations(where, op, targets):
         ((2, 1), (1,)),
         ((5, 2), (1, 2)),
         ((1, 4), (7, 1, 4)),
+        ((1, 24), (4, 24)),
+        ((3, 1, 260), (3, 2, 260)),
+        ((20,), (5, 8, 20)),
     ],
 )
 def test_shapes_that_broadcast(where, op, left, right):

@@ -109,6 +109,19 @@ def test_columns_are_as_many_as_stay_in_the_cache(emulated, num_rows, width, who
     assert layout.columns_in_cache(rows, 500, whole) == expected
 
 
+def recorded_layouts(monkeypatch) -> list[layout.OperandLayout]:
+    """Those that are made from now on."""
+    layouts = []
+
+    def make(*arguments, **options):
+        layouts.append(layout.make_layout(*arguments, **options))
+        return layouts[-1]
+
+    monkeypatch.setattr(cuda, "make_layout", make)
+    cuda._plan.cache_clear()
+    return layouts
+
+
 @pytest.mark.parametrize(
     ("dtype", "shape"),
     [
@@ -122,22 +135,14 @@ def test_columns_are_as_many_as_stay_in_the_cache(emulated, num_rows, width, who
 @pytest.mark.parametrize(("op", "reduce"), [("copy_lhs", "sum"), ("mul", "mean"), ("mul", "min")])
 def test_rows_that_begin_anywhere_in_a_vector(product, dtype, shape, op, reduce, monkeypatch):
     """Some of which are done by one warp and some by several, beside what must not be written."""
-    vectors = []
-    original = cuda.make_layout
-
-    def seen(*arguments):
-        vectors.append(original(*arguments))
-        return vectors[-1]
-
-    monkeypatch.setattr(cuda, "make_layout", seen)
-    cuda._plan.cache_clear()
+    layouts = recorded_layouts(monkeypatch)
     degrees = np.random.default_rng(3).integers(0, 60, 40)
     degrees[7] = 900
     indptr, indices, eids = graph(degrees.tolist())
     u, e = rows_for(len(indices), shape, (1,), dtype, whole=reduce == "min")
     indices = indices % 90
     check(product, indptr, indices, eids, u[:90].contiguous(), e, op, reduce)
-    assert {each.vector * dtype.itemsize for each in vectors} == {16}
+    assert {each.vector * dtype.itemsize for each in layouts} == {16}
 
 
 @pytest.mark.parametrize(
@@ -206,6 +211,22 @@ def test_shapes(product, u_shape, e_shape):
     indptr, indices, eids = graph(GRAPHS["rows without entries"])
     u, e = rows_for(len(indices), u_shape, e_shape, torch.float32)
     check(product, indptr, indices, eids, u, e, "sub", "sum")
+
+
+@pytest.mark.parametrize(
+    ("heads", "dtype"),
+    [(2, torch.float64), (4, torch.bfloat16), (8, torch.float32), (8, torch.bfloat16)],
+)
+def test_rows_that_heads_share(product, monkeypatch, heads, dtype):
+    """Of one tile and of several, in rows that one warp has and in parts."""
+    monkeypatch.setattr(layout, "_MIN_SHARE", 16)
+    layouts = recorded_layouts(monkeypatch)
+    for degrees, width in ((GRAPHS["rows without entries"], 24), ([3, 200, 0, 1, 90], 296)):
+        indptr, indices, eids = graph(degrees)
+        u, e = rows_for(len(indices), (1, width), (heads, 1), dtype, whole=True)
+        for op, reduce in (("mul", "sum"), ("add", "max")):
+            check(product, indptr, indices, eids, u, e, op, reduce)
+    assert {each.repeats for each in layouts} == {heads}
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ COUNTS = (0, 1, 6, 35, 41)
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tall, "_LEAST_PIECE", 7)
-    monkeypatch.setattr(tall, "_MAX_PIECES", 4)
+    monkeypatch.setattr(tall, "_MOST_NUMBERS", 4 * 3 * 5 * 2)
 
 
 @pytest.mark.parametrize("count", COUNTS)
