@@ -250,12 +250,11 @@ def _offsets(
     return torch.stack(columns).to(device)
 
 
-def _repeats(left: tuple[int, ...], shape: tuple[int, ...]) -> int:
+def _repeats(left: tuple[int, ...], right: tuple[int, ...]) -> int:
     """How many dot products that follow each other in a result have the same left operand, as heads
-    that share rows, of as many as the kernel takes together."""
-    if not shape or shape[-1] not in REPEATS or (left and left[-1] != 1):
-        return 1
-    return shape[-1]
+    that share rows, if the kernel takes as many together; else 1."""
+    repeats = right[-1] if right and (not left or left[-1] == 1) else 1
+    return repeats if repeats in REPEATS else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,7 +329,7 @@ def _plan(
     elements = max(1, math.gcd(alignment, of_one * dtype.itemsize) // dtype.itemsize)
     types = f"{c_type(id_dtype)}, {ELEMENTS[dtype]}, {elements}"
     if op == "dot":
-        repeats = _repeats(left_shape[outer], shape)
+        repeats = _repeats(left_shape[outer], right_shape[outer])
         while lanes < _WARP and lanes * _LANE_VECTORS * elements < reduced:
             lanes *= 2
         name, pieces, at_once = "sddmm_dot", columns // repeats, _PRODUCTS * _THREADS // lanes

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dgl_mgpu.ops import sddmm
-from dgl_mgpu.ops.sddmm import _sddmm_cuda
+from dgl_mgpu.ops.sddmm import _plan, _sddmm_cuda
 from tests.ops.test_sddmm import DTYPES, OPERATIONS, ROWS, edges, operand, tolerance
 
 
@@ -43,6 +43,13 @@ def test_operations(where, op, targets):
 )
 def test_shapes_that_broadcast(where, op, left, right):
     check(where, 700, left, right, op, "uv", torch.float32)
+
+
+@pytest.mark.parametrize("heads", [2, 4, 8])
+def test_rows_that_heads_share_are_read_once(where, heads):
+    plan = _plan("dot", torch.float32, torch.int32, (1, 24), (heads, 24), 16, torch.device(where))
+    assert plan.kernel.expression.endswith(f", {heads}>")
+    check(where, 300, (1, 24), (heads, 24), "dot", "uv", torch.float32)
 
 
 @pytest.mark.parametrize("width", [1, 2, 4, 7, 16, 64, 100, 257, 1024])
