@@ -121,6 +121,15 @@ class RelationEdges:
             target_cells,
         )
 
+    def sizes(self) -> list[int]:
+        """Destinations of each node type."""
+        return [end - begin for begin, end in itertools.pairwise(self.targets)]
+
+    def parts_of(self, rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Of rows of groups, shape (num_groups, heads, width), those of each relation, by head."""
+        sizes = [group.groups.stop - group.groups.start for group in self.groups]
+        return rows.transpose(0, 1).split(sizes, dim=1)
+
 
 def _bounds(counts: Any) -> tuple[int, ...]:
     return tuple(itertools.accumulate(counts, initial=0))
@@ -156,13 +165,13 @@ class _Attention(torch.autograd.Function):
             edges.indptr, edges.indices, None, rows.unsqueeze(1), shares.unsqueeze(2), "mul", "sum"
         )
         out = rows.new_empty(edges.targets[-1], heads, weight.shape[2])
+        of_heads = out.transpose(0, 1)
         for ntype, (begin, end) in enumerate(itertools.pairwise(edges.targets)):
             if begin < end:
-                out[begin:end].transpose(0, 1).copy_(bias[ntype].expand(-1, end - begin, -1))
-        for group in edges.groups:
-            part = out[group.targets].transpose(0, 1)
-            matrix = weight[group.relation].transpose(1, 2)
-            part.baddbmm_(sums[group.groups].transpose(0, 1), matrix)
+                of_heads[:, begin:end].copy_(bias[ntype].expand(-1, end - begin, -1))
+        matrices = weight.transpose(2, 3).unbind()
+        for group, part in zip(edges.groups, edges.parts_of(sums), strict=True):
+            of_heads[:, group.targets].baddbmm_(part, matrices[group.relation])
         ctx.edges, ctx.slope = edges, slope
         ctx.save_for_backward(rows, weight, scorers, raw, shares, sums)
         return out
@@ -173,13 +182,16 @@ class _Attention(torch.autograd.Function):
         edges: RelationEdges = ctx.edges
         rows, weight, scorers, raw, shares, sums = ctx.saved_tensors
         heads, width_in = scorers.shape[2:]
-        d_bias = torch.stack([grad[a:b].sum(0) for a, b in itertools.pairwise(edges.targets)])
+        d_bias = torch.stack([part.sum(0) for part in grad.split(edges.sizes())])
         d_sums, d_weight = torch.empty_like(sums), torch.zeros_like(weight)
-        for group in edges.groups:
-            part = grad[group.targets].transpose(0, 1)
-            matrix = weight[group.relation]
-            torch.bmm(part, matrix, out=d_sums[group.groups].transpose(0, 1))
-            d_weight[group.relation] = product_over_rows(grad[group.targets], sums[group.groups])
+        of_heads, matrices, gradients = grad.transpose(0, 1), weight.unbind(), d_weight.unbind()
+        parts = zip(edges.groups, edges.parts_of(sums), edges.parts_of(d_sums), strict=True)
+        for group, part, d_part in parts:
+            d_targets = of_heads[:, group.targets]
+            torch.bmm(d_targets, matrices[group.relation], out=d_part)
+            gradients[group.relation].copy_(
+                product_over_rows(d_targets.transpose(0, 1), part.transpose(0, 1))
+            )
         d_shares = sddmm(
             edges.indices, edges.owners, rows.unsqueeze(1), d_sums, "dot", "u", "v"
         ).squeeze(2)

@@ -31,15 +31,12 @@ def product_over_rows(left: Tensor, right: Tensor) -> Tensor:
         return torch.bmm(*by_head)
     size = count // num_pieces
     whole = num_pieces * size
-    products = torch.stack(
-        [
-            torch.bmm(
-                left[:whole, head].unflatten(0, (num_pieces, size)).transpose(1, 2),
-                right[:whole, head].unflatten(0, (num_pieces, size)),
-            )
-            for head in range(heads)
-        ]
+    pieces = [it[:whole].unflatten(0, (num_pieces, size)) for it in (left, right)]
+    # Each head's by itself: as one batch of products they would have to be copied.
+    pairs = zip(
+        pieces[0].permute(2, 0, 3, 1).unbind(), pieces[1].movedim(2, 0).unbind(), strict=True
     )
+    products = torch.stack([torch.bmm(*pair) for pair in pairs])
     total = products.sum(1, dtype=products.dtype if products.dtype.itemsize > 2 else torch.float32)
     if whole < count:
         total = total + torch.bmm(by_head[0][:, :, whole:], by_head[1][:, whole:])
