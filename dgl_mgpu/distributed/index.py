@@ -37,7 +37,7 @@ from dgl_mgpu.errors import UnsupportedByPartitionError
 from dgl_mgpu.graph.distributed import DistributedGraphIndex, Features
 from dgl_mgpu.graph.index import GraphSchema, TensorIndex, single_schema
 from dgl_mgpu.graph.relation import Relation
-from dgl_mgpu.ops.attention import AttentionScore
+from dgl_mgpu.ops.attention import NO_TERMS, AttentionScore, EdgeTerms
 from dgl_mgpu.ops.spmm import message_shape, row_type
 
 
@@ -431,8 +431,9 @@ class PartitionedIndex(DistributedGraphIndex):
         vector: Features,
         bias: Features,
         score: AttentionScore,
+        terms: EdgeTerms = NO_TERMS,
     ) -> torch.Tensor:
-        return attend(self.parts[0].rounds, values, left, right, vector, bias, score)
+        return attend(self.parts[0].rounds, values, left, right, vector, bias, score, terms)
 
     def _highest(self, scores: torch.Tensor) -> torch.Tensor:
         """For each destination of the only relation, the highest of its edges' scores, or -inf."""

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from dgl_mgpu.errors import UnsupportedByPartitionError
 from dgl_mgpu.graph.index import TensorIndex
-from dgl_mgpu.ops.attention import AttentionScore
+from dgl_mgpu.ops.attention import NO_TERMS, AttentionScore, EdgeTerms
 
 Features = torch.Tensor | None
 
@@ -68,6 +68,7 @@ class DistributedGraphIndex(TensorIndex):
         vector: Features,
         bias: Features,
         score: AttentionScore,
+        terms: EdgeTerms = NO_TERMS,
     ) -> torch.Tensor:
         """As :func:`dgl_mgpu.distributed.attention.attend`."""
 

@@ -50,6 +50,7 @@ def _typed_sources(layer: Any, graph: Any, x: Any, etype: Any) -> Any:
     """
     from dgl.nn.pytorch.conv.hgtconv import HGTConv
 
+    from dgl_mgpu.graph.distributed import DistributedGraphIndex
     from dgl_mgpu.graph.message_passing import attention
 
     matrices = [*layer.relation_att, *layer.relation_msg]
@@ -57,7 +58,8 @@ def _typed_sources(layer: Any, graph: Any, x: Any, etype: Any) -> Any:
         type(layer).message is not HGTConv.message
         or "message" in vars(layer)
         or not all(attention.is_plain(it, TypedLinear) and not it.regularizer for it in matrices)
-        or not attention.serves(graph, layer.num_heads, layer.head_size, x, reads_edges=True)
+        or not attention.serves(graph, layer.num_heads, layer.head_size, x)
+        or isinstance(graph._graph, DistributedGraphIndex)
         or graph.is_block
         or not isinstance(etype, Tensor)
         or etype.shape != (graph.num_edges(),)
