@@ -36,6 +36,7 @@ from dgl_mgpu.distributed.partition import Ownership, are_chosen
 from dgl_mgpu.errors import UnsupportedByPartitionError
 from dgl_mgpu.graph.distributed import DistributedGraphIndex, Features
 from dgl_mgpu.graph.index import GraphSchema, TensorIndex, single_schema
+from dgl_mgpu.graph.message_passing.edge_sums import edge_sums
 from dgl_mgpu.graph.relation import Relation
 from dgl_mgpu.ops.attention import NO_TERMS, AttentionScore, EdgeTerms
 from dgl_mgpu.ops.spmm import message_shape, row_type
@@ -434,6 +435,10 @@ class PartitionedIndex(DistributedGraphIndex):
         terms: EdgeTerms = NO_TERMS,
     ) -> torch.Tensor:
         return attend(self.parts[0].rounds, values, left, right, vector, bias, score, terms)
+
+    def edge_sums(self, rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        # A rank has all edges of its destinations.
+        return edge_sums(self.parts[0].part.relation, rows, weights)
 
     def _highest(self, scores: torch.Tensor) -> torch.Tensor:
         """For each destination of the only relation, the highest of its edges' scores, or -inf."""

@@ -73,6 +73,11 @@ class DistributedGraphIndex(TensorIndex):
         """As :func:`dgl_mgpu.distributed.attention.attend`."""
 
     @abstractmethod
+    def edge_sums(self, rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """As :func:`dgl_mgpu.graph.message_passing.edge_sums.edge_sums`, where attention goes along
+        the only relation."""
+
+    @abstractmethod
     def edge_ids(self, etype: int) -> torch.Tensor:
         """Of a relation's edges, in the whole graph."""
 

@@ -220,6 +220,11 @@ class WholeViewIndex(DistributedGraphIndex):
         )
         return self._wrapped(out, destinations)
 
+    def edge_sums(self, rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        edges = self._layouts("e")
+        out = self.part.edge_sums(self._rows(rows, edges), self._rows(weights, edges))
+        return self._wrapped(out, self._layouts("v"))
+
     def gather_src(self, rows: torch.Tensor) -> torch.Tensor:
         mine = self.part.gather_src(self._rows(rows, self._layouts("u")))
         return PartitionedTensor(mine, self.edge_rows[0])

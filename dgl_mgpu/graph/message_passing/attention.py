@@ -16,6 +16,7 @@ from torch.nn.modules.module import _has_any_global_hook
 
 from dgl_mgpu.graph.distributed import DistributedGraphIndex
 from dgl_mgpu.graph.index import TensorIndex
+from dgl_mgpu.graph.message_passing.edge_sums import edge_sums
 from dgl_mgpu.graph.relation import Relation
 from dgl_mgpu.ops.attention import (
     AttentionOperands,
@@ -82,12 +83,18 @@ def are_weights(graph: DGLGraph, edge_weight: Any, dtype: torch.dtype) -> bool:
 
     ``dtype`` is that of features: what numbers are computed in goes by it.
     """
-    return edge_weight is None or (
-        isinstance(edge_weight, Tensor)
-        and edge_weight.shape == (graph.num_edges(),)
-        and edge_weight.device == graph.device
-        and edge_weight.dtype in DTYPES
-        and computed_in(edge_weight.dtype) == computed_in(dtype)
+    return edge_weight is None or are_of_edges(graph, edge_weight, dtype, 1)
+
+
+def are_of_edges(graph: DGLGraph, given: Any, dtype: torch.dtype, dimensions: int) -> bool:
+    """Whether a layer is given a tensor of so many dimensions for the edges of a graph."""
+    return (
+        isinstance(given, Tensor)
+        and given.dim() == dimensions
+        and given.shape[0] == graph.num_edges()
+        and given.device == graph.device
+        and given.dtype in DTYPES
+        and computed_in(given.dtype) == computed_in(dtype)
     )
 
 
@@ -228,6 +235,14 @@ def of_logits(
             indptr, indices, eids, values, left, right, score="additive", negative_slope=1.0,
             **terms._asdict(), by_source=relation.csr,
         )  # fmt: skip
+
+
+def sums_of_edges(graph: DGLGraph, rows: Tensor, weights: Tensor) -> Tensor:
+    """:func:`dgl_mgpu.graph.message_passing.edge_sums.edge_sums` of a graph with one relation."""
+    relation = relation_of(graph)
+    if isinstance(relation, DistributedGraphIndex):
+        return relation.edge_sums(rows, weights)
+    return edge_sums(relation, rows, weights)
 
 
 class _Pass(NamedTuple):
