@@ -220,6 +220,9 @@ class WholeViewIndex(DistributedGraphIndex):
         )
         return self._wrapped(out, destinations)
 
+    def typed_sources(self, etype: torch.Tensor) -> None:
+        return None  # their rows would be in no layout: layers are composed
+
     def edge_sums(self, rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         edges = self._layouts("e")
         out = self.part.edge_sums(self._rows(rows, edges), self._rows(weights, edges))

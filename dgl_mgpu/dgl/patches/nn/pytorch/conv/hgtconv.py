@@ -50,7 +50,6 @@ def _typed_sources(layer: Any, graph: Any, x: Any, etype: Any) -> Any:
     """
     from dgl.nn.pytorch.conv.hgtconv import HGTConv
 
-    from dgl_mgpu.graph.distributed import DistributedGraphIndex
     from dgl_mgpu.graph.message_passing import attention
 
     matrices = [*layer.relation_att, *layer.relation_msg]
@@ -59,7 +58,6 @@ def _typed_sources(layer: Any, graph: Any, x: Any, etype: Any) -> Any:
         or "message" in vars(layer)
         or not all(attention.is_plain(it, TypedLinear) and not it.regularizer for it in matrices)
         or not attention.serves(graph, layer.num_heads, layer.head_size, x)
-        or isinstance(graph._graph, DistributedGraphIndex)
         or graph.is_block
         or not isinstance(etype, Tensor)
         or etype.shape != (graph.num_edges(),)
@@ -69,7 +67,7 @@ def _typed_sources(layer: Any, graph: Any, x: Any, etype: Any) -> Any:
     sources = attention.relation_of(graph).typed_sources(etype)
     has_fewer = (
         sources is not None
-        and sources.pairs.num_dst < graph.num_edges()
+        and sources.are_few
         and len(sources.counts) <= _MOST_TYPES
         and max(sources.counts) < len(layer.relation_att[0].W)
     )
