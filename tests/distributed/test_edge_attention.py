@@ -18,6 +18,8 @@ from dgl_mgpu.distributed.index import PartitionedIndex
 from dgl_mgpu.distributed.local_part import cut
 from dgl_mgpu.distributed.partition import assigned
 from dgl_mgpu.distributed.typed_sources import typed_part
+from dgl_mgpu.distributed.whole_view.graph import partition
+from dgl_mgpu.distributed.whole_view.tensor import PartitionedTensor, align, whole
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.ops.attention import AttentionScore, EdgeTerms
 from tests.distributed.both import Both, of_all_ranks, random_rows, same, uneven
@@ -223,20 +225,58 @@ def _of_relations(name: str, exchange: str) -> None:
         same(out, expected[ntype][pg.nodes[ntype].data[dgl.NID].long()], (name, ntype))
     ids = [pg.nodes[it].data[dgl.NID] for it in g.ntypes]
     ids += [pg.edges[it].data[dgl.EID] for it in g.etypes]
-    for number, (mine, whole) in enumerate(zip(of_part, of_whole, strict=True)):
-        assert whole is None or mine is not None or number >= len(ids)
-        if whole is None:
+    for number, (mine, of_all) in enumerate(zip(of_part, of_whole, strict=True)):
+        assert of_all is None or mine is not None or number >= len(ids)
+        if of_all is None:
             continue
         if number < len(ids):
-            same(mine, whole[ids[number].long()], (name, number))
+            same(mine, of_all[ids[number].long()], (name, number))
         else:
-            same(of_all_ranks(mine, whole), whole, (name, number))
+            same(of_all_ranks(mine, of_all), whole, (name, number))
 
 
 @pytest.mark.parametrize("name", ["R-GAT", "EdgeGATConv", "HGT"])
 def test_layers_across_relations(some_ranks, name):
     for exchange in some_ranks.exchanges:
         some_ranks.run(_of_relations, name, exchange)
+
+
+def _in_whole_view(name: str, is_partitioned: bool) -> None:
+    """Edges' features as the graph has them, or as a script that made them for all edges."""
+    g = dgl.add_self_loop(homogeneous())
+    view = partition(g, torch.device("cpu"), "random")
+    make, call, expected = LAYERS[name]
+    torch.manual_seed(4)
+    layer, rows = make().double(), {"x": random_rows(g.num_nodes(), 5)}
+    rows |= {"w": random_rows(g.num_edges(), seed=5), "z": random_rows(g.num_edges(), 5, seed=6)}
+    results = []
+    for graph in (g, view):
+        leaves = {key: it.clone().requires_grad_() for key, it in rows.items()}
+        given = dict(leaves)
+        if graph is view:
+            nodes, of_edges = graph._graph.nodes[0], graph._graph.edge_rows[0]
+            given["x"] = PartitionedTensor(align(leaves["x"], nodes), nodes)
+            for key in ("w", "z") if is_partitioned else ():
+                given[key] = PartitionedTensor(align(leaves[key], of_edges), of_edges)
+        with _Calls() as names:
+            out = call(layer, graph, given)
+        if graph is view:
+            # Rows of pairs would be in no layout.
+            assert tuple(names) == (() if name.startswith("HGT") else expected)
+        total = (whole(out).sum(-1) * torch.arange(len(out)).view(-1, *[1] * (out.dim() - 2))).sum()
+        wanted = [*leaves.values(), *layer.parameters()]
+        results.append((whole(out), torch.autograd.grad(total, wanted, allow_unused=True)))
+    (expected_out, of_graph), (found, of_view) = results
+    same(found.detach(), expected_out.detach(), name)
+    for one, other in zip(of_view, of_graph, strict=True):
+        if other is not None:
+            same(one, other, name)
+
+
+@pytest.mark.parametrize("is_partitioned", [True, False], ids=["", "plain edges"])
+@pytest.mark.parametrize("name", ["GATConv", "EGATConv", "EdgeGATConv", "HGTConv"])
+def test_layers_of_scripts_for_one_process(ranks, name, is_partitioned):
+    ranks.run(_in_whole_view, name, is_partitioned)
 
 
 # -- Pairs of a source and a type ------------------------------------------------------------------
