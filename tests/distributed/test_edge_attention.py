@@ -232,7 +232,7 @@ def _of_relations(name: str, exchange: str) -> None:
         if number < len(ids):
             same(mine, of_all[ids[number].long()], (name, number))
         else:
-            same(of_all_ranks(mine, of_all), whole, (name, number))
+            same(of_all_ranks(mine, of_all), of_all, (name, number))
 
 
 @pytest.mark.parametrize("name", ["R-GAT", "EdgeGATConv", "HGT"])
