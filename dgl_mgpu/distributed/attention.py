@@ -101,12 +101,10 @@ class _Rounds(NamedTuple):
     def right(self, values: Tensor, right: Tensor | None, vector: Tensor | None) -> Tensor:
         """What scores are made of on the right: rows, or numbers if they are additive."""
         num_dst = self.schedule.part.num_own_dst
-        if self.is_additive and vector is None:
-            return _zeros(values, num_dst)
         rows = values[:num_dst] if right is None else right
-        return (
-            rows if vector is None or not self.is_additive else self._numbers(rows, vector.flip(0))
-        )
+        if not self.is_additive:
+            return rows
+        return _zeros(values, num_dst) if vector is None else self._numbers(rows, vector.flip(0))
 
     @staticmethod
     def _numbers(rows: Tensor, vector: Tensor | None) -> Tensor:
@@ -116,16 +114,19 @@ class _Rounds(NamedTuple):
         numbers, _ = attention_vectors(rows, vector, 0)
         return numbers
 
-    def entries(self, tile: Tile, terms: EdgeTerms, draws: Draws) -> tuple[Entries, Entries]:
-        """A tile's edges by destination and by source, by their numbers in the part if these are
-        read."""
-        by_destination, by_source = tile.relation.csc(), tile.relation.csr()
-        if all(it is None for it in (*terms, draws.key)):
-            return Entries(*by_destination[:2], None), Entries(*by_source[:2], None)
-        numbers, of_sources = tile.entries, by_source.edge_ids()
-        if numbers is not None:
-            of_sources = numbers.index_select(0, of_sources)
-        return Entries(*by_destination[:2], numbers), Entries(*by_source[:2], of_sources)
+    def by_destination(self, tile: Tile, reads_edges: bool) -> Entries:
+        """A tile's edges, with their numbers in the part if these are read."""
+        indptr, indices, _ = tile.relation.csc()
+        return Entries(indptr, indices, tile.entries if reads_edges else None)
+
+    def by_source(self, tile: Tile, reads_edges: bool) -> Entries:
+        """The same by source."""
+        by_source, numbers = tile.relation.csr(), None
+        if reads_edges:
+            numbers = by_source.edge_ids()
+            if tile.entries is not None:
+                numbers = tile.entries.index_select(0, numbers)
+        return Entries(by_source.indptr, by_source.indices, numbers)
 
     def draws(self, key: Tensor | None) -> Draws:
         """By edges' numbers in the whole graph: as on one rank."""
@@ -143,12 +144,12 @@ class _Rounds(NamedTuple):
         """The output, and what the backward pass needs of destinations."""
         out = kept = None
         (kind, _, _, dropout), draws = self.score, self.draws(key)
-        last = len(self.schedule.tiles) - 1
+        reads_edges, last = _reads_edges(terms, key), len(self.schedule.tiles) - 1
 
         def take(number: int, tile: Tile, arrived: Tensor) -> None:
             nonlocal out, kept
             operands = self.operands(arrived, right, vector)
-            entries, _ = self.entries(tile, terms, draws)
+            entries = self.by_destination(tile, reads_edges)
             added = bias if number == last else None
             if out is None or kept is None:
                 check_attention(entries, operands, terms, bias, kind, dropout)
@@ -176,14 +177,12 @@ class _Rounds(NamedTuple):
         Each round writes those of its edges' terms.
         """
         of_right = of_vector = None
-        draws = self.draws(key)
+        draws, reads_edges = self.draws(key), _reads_edges(terms, key)
 
         def of_round(tile: Tile, arrived: Tensor) -> Tensor:
             nonlocal of_right, of_vector
-            operands, entries = (
-                self.operands(arrived, right, vector),
-                self.entries(tile, terms, draws),
-            )
+            operands = self.operands(arrived, right, vector)
+            entries = self.by_destination(tile, reads_edges), self.by_source(tile, reads_edges)
             of_values, of_left, right_part, vector_part = attention_backward(
                 *entries, operands, terms, gradient, of_terms, draws, self.score
             )
@@ -268,6 +267,11 @@ class _Attention(torch.autograd.Function):
         of_right = None if right is None else of_right
         of_operands = of_rows, of_left, of_right, of_vector
         return None, None, *of_operands, of_bias, *of_terms.shaped_as(terms)
+
+
+def _reads_edges(terms: EdgeTerms, key: Tensor | None) -> bool:
+    """Whether something depends on which edge an entry is."""
+    return any(it is not None for it in (*terms, key))
 
 
 def _zeros(rows: Tensor, count: int) -> Tensor:

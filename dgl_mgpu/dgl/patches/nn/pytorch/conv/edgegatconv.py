@@ -47,7 +47,7 @@ def forward(self: Any, graph: Any, feat: Any, edge_feat: Any, get_attention: boo
     edges = edge_feat.to(sources.dtype)
     with torch.autocast(sources.device.type, enabled=False):
         matrices = self.fc_edge.weight.view(*shape, -1)
-        scorers = torch.einsum("how,ho->hw", matrices, self.attn_edge[0])
+        scorers = (matrices * self.attn_edge[0].unsqueeze(2)).sum(1)
         # Scores are of the wider type, as in DGL.
         left, right = (sources * self.attn_l).sum(2), (destinations * self.attn_r).sum(2)
         scores = ops.u_add_v(graph, left, right) + edges @ scorers.to(edges.dtype).t()
