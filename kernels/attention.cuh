@@ -70,6 +70,7 @@ struct Attention {
   const Number* products;   // by destination and head, kProducts of each
   const int* exponents;     // of the same: 2^exponent units make 1
   const uint64* key;        // of what is dropped
+  const int64* edge_numbers;  // by edge, what its draws depend on; null where that is its own number
   uint64 threshold;         // draws of 32 bits below it drop a weight
   double kept;              // what the others are multiplied by
   double slope;

@@ -285,7 +285,9 @@ struct Lane {
   // What dropout multiplies a weight by.
   __device__ __forceinline__ Number KeptOf(const Entry& entry) const {
     if constexpr (!kDropout) return 1;
-    const Draws draws = philox(static_cast<uint64>(entry.edge), static_cast<uint32>(head) / 4,
+    const int64 number =
+        request.edge_numbers == nullptr ? entry.edge : __ldg(request.edge_numbers + entry.edge);
+    const Draws draws = philox(static_cast<uint64>(number), static_cast<uint32>(head) / 4,
                                kAttentionStream, *request.key);
     const uint64 pair = head & 2 ? draws.second : draws.first;
     const uint64 word = head & 1 ? pair >> 32 : pair & 0xffffffffu;

@@ -214,7 +214,8 @@ _TABLE: dict[tuple[VersionRange, ...], dict[str, str]] = {
         """
             dgl.nn.pytorch.conv.edgegatconv: EdgeGATConv.forward
         """:
-            "views residuals of no rows as so many heads: a rank may have no nodes",
+            "writes a row of every edge and head, and views residuals of no rows as so many heads: "
+            "a rank may have no nodes",
         """
             dgl.nn.pytorch.conv.gatconv: GATConv.forward
             dgl.nn.pytorch.conv.gatv2conv: GATv2Conv.forward

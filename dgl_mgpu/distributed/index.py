@@ -33,11 +33,13 @@ from dgl_mgpu.distributed.local_part import (
     remove_self_loops,
 )
 from dgl_mgpu.distributed.partition import Ownership, are_chosen
+from dgl_mgpu.distributed.typed_sources import typed_part
 from dgl_mgpu.errors import UnsupportedByPartitionError
 from dgl_mgpu.graph.distributed import DistributedGraphIndex, Features
 from dgl_mgpu.graph.index import GraphSchema, TensorIndex, single_schema
-from dgl_mgpu.graph.relation import Relation
-from dgl_mgpu.ops.attention import AttentionScore
+from dgl_mgpu.graph.message_passing.edge_sums import edge_sums
+from dgl_mgpu.graph.relation import Relation, TypedSources
+from dgl_mgpu.ops.attention import NO_TERMS, AttentionScore, EdgeTerms
 from dgl_mgpu.ops.spmm import message_shape, row_type
 
 
@@ -54,6 +56,8 @@ class PartitionedRelation:
         #: From the part's own and halo rows to its own: a graph like any other.
         self.graph = _graph_of(self.part.relation)
         self.reversed_graph = _graph_of(self.part.relation.reverse())
+        #: `PartitionedIndex.typed_sources` of the last types, with these and what they were.
+        self.typed: tuple[torch.Tensor, Any, TypedSources | None] | None = None
 
     def gather_src(self, rows: torch.Tensor) -> torch.Tensor:
         """From a row for each own source, one for each edge."""
@@ -431,8 +435,36 @@ class PartitionedIndex(DistributedGraphIndex):
         vector: Features,
         bias: Features,
         score: AttentionScore,
+        terms: EdgeTerms = NO_TERMS,
     ) -> torch.Tensor:
-        return attend(self.parts[0].rounds, values, left, right, vector, bias, score)
+        return attend(self.parts[0].rounds, values, left, right, vector, bias, score, terms)
+
+    def typed_sources(self, etype: torch.Tensor) -> TypedSources | None:
+        relation = self.parts[0]
+        if etype.is_inference():  # which do not say when they are written to
+            return self._typed_sources(etype)
+        # Not the address, which all tensors without elements have: ranks look together.
+        storage, place = etype.untyped_storage()._cdata, (etype.storage_offset(), etype.stride())
+        state = storage, place, etype.dtype, etype._version
+        if relation.typed is None or relation.typed[1] != state:
+            with torch.inference_mode(False):
+                # With the types: no other tensor comes to be where they are.
+                relation.typed = etype, state, self._typed_sources(etype)
+        return relation.typed[2]
+
+    def _typed_sources(self, etype: torch.Tensor) -> TypedSources | None:
+        relation = self.parts[0]
+        typed = typed_part(relation.part, etype)
+        if typed is None:
+            return None
+        part, counts, pairs = typed
+        ends = [part.src, part.dst]
+        edges = PartitionedIndex(single_schema(2), ends, [relation.of(part)])
+        return TypedSources(counts, pairs, edges, part.src.num_nodes < part.num_whole_edges)
+
+    def edge_sums(self, rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        # A rank has all edges of its destinations.
+        return edge_sums(self.parts[0].part.relation, rows, weights)
 
     def _highest(self, scores: torch.Tensor) -> torch.Tensor:
         """For each destination of the only relation, the highest of its edges' scores, or -inf."""

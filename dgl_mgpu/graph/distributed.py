@@ -18,7 +18,8 @@ from torch.overrides import TorchFunctionMode
 
 from dgl_mgpu.errors import UnsupportedByPartitionError
 from dgl_mgpu.graph.index import TensorIndex
-from dgl_mgpu.ops.attention import AttentionScore
+from dgl_mgpu.graph.relation import TypedSources
+from dgl_mgpu.ops.attention import NO_TERMS, AttentionScore, EdgeTerms
 
 Features = torch.Tensor | None
 
@@ -68,8 +69,21 @@ class DistributedGraphIndex(TensorIndex):
         vector: Features,
         bias: Features,
         score: AttentionScore,
+        terms: EdgeTerms = NO_TERMS,
     ) -> torch.Tensor:
         """As :func:`dgl_mgpu.distributed.attention.attend`."""
+
+    @abstractmethod
+    def edge_sums(self, rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """As :func:`dgl_mgpu.graph.message_passing.edge_sums.edge_sums`, where attention goes along
+        the only relation."""
+
+    @abstractmethod
+    def typed_sources(self, etype: torch.Tensor) -> TypedSources | None:
+        """As :meth:`dgl_mgpu.graph.relation.Relation.typed_sources`, for this process's edges.
+
+        None where rows of sources are not had for each type.
+        """
 
     @abstractmethod
     def edge_ids(self, etype: int) -> torch.Tensor:

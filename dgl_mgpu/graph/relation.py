@@ -124,14 +124,20 @@ def ranges(start: torch.Tensor, counts: torch.Tensor, total: int | None = None) 
 
 
 class TypedSources(NamedTuple):
-    """Pairs of a source and the type of an edge that leaves it, ordered by type."""
+    """Pairs of a source and the type of an edge that leaves it, ordered by type.
 
-    #: How many pairs there are of each type that there is; types ascend.
+    On partitioned graphs they are those of a process's own sources.
+    """
+
+    #: How many pairs there are of each type that there is, in any process; types ascend.
     counts: dict[int, int]
     #: From sources to pairs: an edge to each.
     pairs: Relation
-    #: From pairs to destinations: the edges, by their ids.
-    edges: Relation
+    #: From pairs to destinations: the edges, by their ids.  A `Relation`, or the index of a
+    #: partitioned graph.
+    edges: Any
+    #: Whether there are fewer pairs than edges, in all processes together.
+    are_few: bool
 
 
 class _Held:
@@ -394,6 +400,7 @@ class Relation:
             dict(zip(*counts, strict=True)),
             Relation(self.num_src, len(keys), csc=Compressed(starts, sources, None)),
             Relation(len(keys), self.num_dst, csc=Compressed(indptr, pair.to(self.idtype), eids)),
+            len(keys) < len(indices),
         )
 
     def edges_between(

@@ -7,7 +7,7 @@ NeurIPS 2022, section 3.1, for the rows of a graph).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -69,6 +69,46 @@ class EdgeTerms(NamedTuple):
 NO_TERMS = EdgeTerms(None, None)
 
 
+class EdgeGradients(NamedTuple):
+    """Gradients of edges' terms, shape (num_edges, heads); None of those that nobody wants.
+
+    The backward pass writes those of its edges alone: where it goes over some edges after others,
+    all write to the same.
+    """
+
+    of_edge_scores: Written | None
+    of_edge_weights: Written | None
+
+    @classmethod
+    def zeros(cls, terms: EdgeTerms, heads: int, wanted: Sequence[bool]) -> EdgeGradients:
+        """Memory for gradients of those terms that there are and whose gradients are wanted."""
+        return cls(
+            *(
+                term.new_zeros(len(term), heads) if term is not None and is_wanted else None
+                for term, is_wanted in zip(terms, wanted, strict=True)
+            )
+        )
+
+    def shaped_as(self, terms: EdgeTerms) -> tuple[Tensor | None, Tensor | None]:
+        """Gradients in the shapes of the terms, which may be the same for all heads."""
+        of_scores, of_weights = map(_summed_as, self, terms)
+        return of_scores, of_weights
+
+
+NO_GRADIENTS = EdgeGradients(None, None)
+
+
+class Draws(NamedTuple):
+    """What weights are dropped by; without a key none are."""
+
+    key: Tensor | None
+    #: By edge, int64: the number that its draws depend on.  None where that is the edge's own.
+    edge_numbers: Tensor | None
+
+
+NO_DRAWS = Draws(None, None)
+
+
 class AttentionGradient(NamedTuple):
     """The output's gradient, and what :func:`attention_products` makes of it."""
 
@@ -83,7 +123,7 @@ def attention_op(
     operands: AttentionOperands,
     terms: EdgeTerms,
     bias: Tensor | None,
-    key: Tensor | None,
+    draws: Draws,
     score: AttentionScore,
 ) -> tuple[Tensor, Tensor]:
     return outputs(entries, operands)
@@ -95,8 +135,9 @@ def add_attention_op(
     kept: Written,
     entries: Entries,
     operands: AttentionOperands,
+    terms: EdgeTerms,
     bias: Tensor | None,
-    key: Tensor | None,
+    draws: Draws,
     score: AttentionScore,
 ) -> None:
     pass
@@ -121,11 +162,11 @@ def attention_backward_op(
     operands: AttentionOperands,
     terms: EdgeTerms,
     gradient: AttentionGradient,
-    key: Tensor | None,
+    of_terms: EdgeGradients,
+    draws: Draws,
     score: AttentionScore,
-    of_terms: bool,
-) -> list[Tensor]:
-    return gradients(operands, terms, of_terms)
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return gradients(operands)
 
 
 @Operator
@@ -165,14 +206,15 @@ def products_of(grad: Tensor, kept: Tensor, score: AttentionScore) -> tuple[Tens
     return products, kept.new_empty(units, dtype=torch.int32)
 
 
-def gradients(operands: AttentionOperands, terms: EdgeTerms, of_terms: bool) -> list[Tensor]:
-    """Allocate gradients of those operands that there are, and of edges' terms if they are wanted,
-    with a column for each head."""
-    found = [torch.empty_like(it) for it in operands if it is not None]
-    if of_terms:
-        heads = operands.values.shape[1]
-        found += [it.new_zeros(len(it), heads) for it in terms if it is not None]
-    return found
+def gradients(operands: AttentionOperands) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Allocate gradients of the operands, without elements where there is no operand.
+
+    No list: an operator that writes to an argument may not return one.
+    """
+    values, left, right, vector = (
+        operands.values.new_empty(0) if it is None else torch.empty_like(it) for it in operands
+    )
+    return values, left, right, vector
 
 
 def attention(
@@ -258,12 +300,17 @@ def attention(
         def by_source() -> tuple[Tensor, Tensor, Tensor | None]:
             return transpose(*entries, num_src)
 
-    key = None
-    if dropout > 0:
-        key = torch.empty(1, dtype=torch.int64, device=values.device).random_()
     request = _Request(entries, by_source, AttentionScore(score, negative_slope, scale, dropout))
+    key = drawn_key(values, dropout)
     out: Tensor = _Attention.apply(request, key, *operands, *terms, bias)
     return out
+
+
+def drawn_key(values: Tensor, dropout: float) -> Tensor | None:
+    """A key by torch's generator, where weights are dropped."""
+    if not dropout:
+        return None
+    return torch.empty(1, dtype=torch.int64, device=values.device).random_()
 
 
 def check_attention(
@@ -331,21 +378,29 @@ def check_attention(
     for name, tensor, of in (("vector", vector, computed_in(dtype)), ("bias", bias, dtype)):
         if tensor is not None:
             check_tensor(tensor, name, action, of, (heads, width), device)
-    for name, tensor in terms._asdict().items():
-        if tensor is not None:
-            _check_edges(tensor, name, action, entries, operands)
+    check_terms(terms, values, len(indices), score, may_be_more=eids is not None)
 
 
-def _check_edges(
-    tensor: Tensor, name: str, action: str, entries: Entries, operands: AttentionOperands
+def check_terms(
+    terms: EdgeTerms, values: Tensor, num_edges: int, score: str, *, may_be_more: bool = False
 ) -> None:
-    values, count = operands.values, len(entries.indices)
-    # Edges may be numbered higher than there are entries.
-    num_edges = count if entries.eids is None or tensor.dim() == 0 else max(count, len(tensor))
-    columns = 1 if tensor.dim() == 2 and tensor.shape[1] == 1 else values.shape[1]
-    check_tensor(
-        tensor, name, action, computed_in(values.dtype), (num_edges, columns), values.device
-    )
+    """Raise InvalidInputError unless edges' terms have a row for each of so many edges.
+
+    Or for more, where edges may be numbered higher than there are entries.
+    """
+    for name, tensor in terms._asdict().items():
+        if tensor is None:
+            continue
+        rows = max(num_edges, len(tensor)) if may_be_more and tensor.dim() else num_edges
+        columns = 1 if tensor.dim() == 2 and tensor.shape[1] == 1 else values.shape[1]
+        check_tensor(
+            tensor,
+            name,
+            f"compute {score!r} attention",
+            computed_in(values.dtype),
+            (rows, columns),
+            values.device,
+        )
 
 
 class _Request(NamedTuple):
@@ -371,7 +426,8 @@ class _Attention(torch.autograd.Function):
         operands = AttentionOperands(values.contiguous(), *map(_contiguous, (left, right, vector)))
         terms = EdgeTerms(_contiguous(edge_scores), _contiguous(edge_weights))
         bias = _contiguous(bias)
-        out, kept = attention_forward(request.entries, operands, terms, bias, key, request.score)
+        draws = Draws(key, None)
+        out, kept = attention_forward(request.entries, operands, terms, bias, draws, request.score)
         ctx.request, ctx.output = request, KeptOutput(out)
         ctx.set_materialize_grads(False)
         # A copy: a bias may be updated meanwhile.
@@ -387,16 +443,19 @@ class _Attention(torch.autograd.Function):
         key, bias, kept, *tensors = ctx.saved_tensors
         entries, by_source, score = ctx.request
         edges, operands = Entries(*by_source()), AttentionOperands(*tensors[:4])
-        terms, of_terms = EdgeTerms(*tensors[4:]), any(ctx.needs_input_grad[6:8])
+        terms, draws = EdgeTerms(*tensors[4:]), Draws(key, None)
         check_sources(edges, len(operands.values))
         out = ctx.output.unchanged_or(
-            lambda: attention_forward(entries, operands, terms, bias, key, score)[0]
+            lambda: attention_forward(entries, operands, terms, bias, draws, score)[0]
         )
         right = operands.right if score.kind == "additive" else None
         gradient = attention_products(grad.contiguous(), out, kept, right, bias, score)
-        found = attention_backward(entries, edges, operands, terms, gradient, key, score, of_terms)
+        of_terms = EdgeGradients.zeros(terms, grad.shape[1], ctx.needs_input_grad[6:8])
+        found = attention_backward(
+            entries, edges, operands, terms, gradient, of_terms, draws, score
+        )
         of_bias = grad.sum(0) if ctx.needs_input_grad[8] else None
-        return None, None, *found, of_bias
+        return None, None, *found, *of_terms.shaped_as(terms), of_bias
 
 
 class KeptOutput:
@@ -435,11 +494,11 @@ def attention_forward(
     operands: AttentionOperands,
     terms: EdgeTerms,
     bias: Tensor | None,
-    key: Tensor | None,
+    draws: Draws,
     score: AttentionScore,
 ) -> tuple[Tensor, Tensor]:
     """The output, and what the backward pass needs, shape (num_dst, heads, KEPT)."""
-    return call("attention", (*entries, *operands, *terms, bias, key), *score)
+    return call("attention", (*entries, *operands, *terms, bias, *draws), *score)
 
 
 def add_attention(
@@ -447,8 +506,9 @@ def add_attention(
     kept: Tensor,
     entries: Entries,
     operands: AttentionOperands,
+    terms: EdgeTerms,
     bias: Tensor | None,
-    key: Tensor | None,
+    draws: Draws,
     score: AttentionScore,
 ) -> None:
     """Have further in-edges of the same destinations take part in what earlier ones gave.
@@ -456,7 +516,7 @@ def add_attention(
     ``out`` and ``kept`` are those of :func:`attention_forward` for the earlier edges, without a
     bias, and become those for all of them.  Half types are rounded each time.
     """
-    call("add_attention", (out, kept, *entries, *operands, bias, key), *score)
+    call("add_attention", (out, kept, *entries, *operands, *terms, bias, *draws), *score)
 
 
 def attention_products(
@@ -479,17 +539,16 @@ def attention_backward(
     operands: AttentionOperands,
     terms: EdgeTerms,
     gradient: AttentionGradient,
-    key: Tensor | None,
+    of_terms: EdgeGradients,
+    draws: Draws,
     score: AttentionScore,
-    of_terms: bool = False,
 ) -> tuple[Tensor | None, ...]:
-    """Gradients of the operands and, if they are wanted, of edges' terms; None of those that there
-    are not."""
-    tensors = (*by_destination, *by_source, *operands, *terms, *gradient, key)
-    found = iter(call("attention_backward", tensors, *score, of_terms))
-    of_operands = (None if it is None else next(found) for it in operands)
-    of_edges = (None if it is None or not of_terms else next(found) for it in terms)
-    return *of_operands, *map(_summed_as, of_edges, terms)
+    """Gradients of the operands, None of those that there are not; ``of_terms`` is written to."""
+    tensors = (
+        *by_destination, *by_source, *operands, *terms, *gradient, *of_terms, *draws
+    )  # fmt: skip
+    found = call("attention_backward", tensors, *score)
+    return tuple(None if it is None else of for it, of in zip(operands, found, strict=True))
 
 
 def _summed_as(gradient: Tensor | None, term: Tensor | None) -> Tensor | None:

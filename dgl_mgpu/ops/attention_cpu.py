@@ -15,7 +15,6 @@ from dgl_mgpu.ops.attention import (
     KEPT,
     LARGEST,
     LARGEST_SCORE,
-    NO_TERMS,
     PRODUCT,
     SCORES,
     SIZE,
@@ -23,6 +22,8 @@ from dgl_mgpu.ops.attention import (
     AttentionGradient,
     AttentionOperands,
     AttentionScore,
+    Draws,
+    EdgeGradients,
     EdgeTerms,
     Entries,
     add_attention_op,
@@ -90,6 +91,7 @@ class _Mask(NamedTuple):
     """Weights whose word is below the threshold are dropped, others multiplied by ``keep``."""
 
     key: int
+    numbers: np.ndarray  # by edge, those that draws depend on; none where they are the edges' own
     threshold: int
     keep: float
 
@@ -140,6 +142,13 @@ def _score_of(
     for place in range(head * score.width, (head + 1) * score.width):
         total += np.float64(left[source, place]) * right[destination, place]
     return rounded(score.scale * total + added)
+
+
+@inline
+def _draws_of(edge: int, head: int, mask: _Mask) -> tuple[np.uint64, np.uint64]:
+    """The words of four heads, of which ``head`` is the first."""
+    number = edge if len(mask.numbers) == 0 else mask.numbers[edge]
+    return philox(number, head // 4, ATTENTION_STREAM, mask.key)
 
 
 @inline
@@ -195,7 +204,7 @@ def _attention(
             edge = load_id(edges.eids, entry, edges.id_width) if edges.eids != 0 else entry
             for head in range(heads):
                 if mask.threshold > 0 and head % 4 == 0:
-                    draws = philox(edge, head // 4, ATTENTION_STREAM, mask.key)
+                    draws = _draws_of(edge, head, mask)
                 value = _score_of(source, row, edge, head, operands, terms, score)
                 if value > largest[head]:
                     shrunk = math.exp(largest[head] - value)
@@ -243,7 +252,7 @@ def _of_destinations(
             edge = load_id(edges.eids, entry, edges.id_width) if edges.eids != 0 else entry
             for head in range(heads):
                 if mask.threshold > 0 and head % 4 == 0:
-                    draws = philox(edge, head // 4, ATTENTION_STREAM, mask.key)
+                    draws = _draws_of(edge, head, mask)
                 keep = _keep_of(draws, head, mask) * _term_of(terms.weights, edge, head, 1.0)
                 _, of_score, _ = _weight_and_gradient(
                     source, row, edge, head, keep, operands, terms, grad, score
@@ -283,7 +292,7 @@ def _of_sources(
             edge = load_id(edges.eids, entry, edges.id_width) if edges.eids != 0 else entry
             for head in range(heads):
                 if mask.threshold > 0 and head % 4 == 0:
-                    draws = philox(edge, head // 4, ATTENTION_STREAM, mask.key)
+                    draws = _draws_of(edge, head, mask)
                 kept = _keep_of(draws, head, mask)
                 keep = kept * _term_of(terms.weights, edge, head, 1.0)
                 weight, of_score, product = _weight_and_gradient(
@@ -330,14 +339,14 @@ def _attention_cpu(
     operands: AttentionOperands,
     terms: EdgeTerms,
     bias: Tensor | None,
-    key: Tensor | None,
+    draws: Draws,
     score: AttentionScore,
 ) -> tuple[Tensor, Tensor]:
     values = operands.values
     number, num_dst = computed_in(values.dtype), len(entries.indptr) - 1
     out = torch.empty(num_dst, *values.shape[1:], dtype=number)
     kept = torch.empty(*out.shape[:2], KEPT, dtype=number)
-    _attend(out, kept, entries, operands, terms, bias, key, score, adds=False)
+    _attend(out, kept, entries, operands, terms, bias, draws, score, adds=False)
     return out.to(values.dtype), kept
 
 
@@ -347,12 +356,13 @@ def _add_attention_cpu(
     kept: Tensor,
     entries: Entries,
     operands: AttentionOperands,
+    terms: EdgeTerms,
     bias: Tensor | None,
-    key: Tensor | None,
+    draws: Draws,
     score: AttentionScore,
 ) -> None:
     wide = out.to(computed_in(out.dtype))
-    _attend(wide, kept, entries, operands, NO_TERMS, bias, key, score, adds=True)
+    _attend(wide, kept, entries, operands, terms, bias, draws, score, adds=True)
     if wide is not out:
         out.copy_(wide)
 
@@ -364,7 +374,7 @@ def _attend(
     operands: AttentionOperands,
     terms: EdgeTerms,
     bias: Tensor | None,
-    key: Tensor | None,
+    draws: Draws,
     score: AttentionScore,
     *,
     adds: bool,
@@ -375,7 +385,7 @@ def _attend(
     operands = operands._replace(right=_right_of(operands, num_dst))
     parallel.run(
         _attention, num_dst, _GRAIN, _edges(entries), _operands(operands), _terms(terms, out.dtype),
-        _flat(added, out.dtype), _score(score, heads, width), _mask(key, score), adds,
+        _flat(added, out.dtype), _score(score, heads, width), _mask(draws, score), adds,
         out.flatten(1).numpy(), kept.numpy(),
     )  # fmt: skip
 
@@ -408,10 +418,10 @@ def _attention_backward_cpu(
     operands: AttentionOperands,
     terms: EdgeTerms,
     gradient: AttentionGradient,
-    key: Tensor | None,
+    of_terms: EdgeGradients,
+    draws: Draws,
     score: AttentionScore,
-    of_terms: bool,
-) -> list[Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     grad, products, _ = gradient
     is_shared, num_dst = operands.right is None, len(grad)
     values, left, _, vector = operands
@@ -421,7 +431,7 @@ def _attention_backward_cpu(
     num_src, heads, width = values.shape
     of_out = _Gradient(_matrix(grad, number), products.detach().numpy())
     numbers = _operands(operands), _terms(terms, number), of_out
-    shared = *numbers, _score(score, heads, width), _mask(key, score)
+    shared = *numbers, _score(score, heads, width), _mask(draws, score)
 
     # Of the rows alone and not of the threads: so is the order in which sums are taken.
     rows_per_block = max(_GRAIN, -(-num_dst // _MAX_BLOCKS))
@@ -437,26 +447,27 @@ def _attention_backward_cpu(
     entries = _contiguous(by_source)
     of_values = torch.empty(num_src, heads * width, dtype=number)
     of_left = torch.empty(0, 0) if left is None else left.new_empty(left.shape, dtype=number)
-    of_edges = [
-        None if it is None or not of_terms else it.new_zeros(len(it), heads) for it in terms
-    ]
     parallel.run(
         _of_sources, num_src, _GRAIN, _edges(entries), *shared, left is None, of_values.numpy(),
-        _matrix(of_left, number), _terms(EdgeTerms(*of_edges), number),
+        _matrix(of_left, number), _terms(EdgeTerms(*of_terms), number),
     )  # fmt: skip
 
     if is_shared:
         of_values[:num_dst] += of_right
-    found = [of_values.view(values.shape).to(values.dtype)]
-    if left is not None:
-        found.append(of_left.to(left.dtype))
-    if not is_shared:
-        found.append(of_right.view(right.shape).to(right.dtype))
-    if vector is not None:
-        # By NumPy, which has no threads.
-        summed = torch.from_numpy(of_vector.sum(0)).view(vector.shape)
-        found.append(summed.to(vector.dtype))
-    return found + [it for it in of_edges if it is not None]
+
+    def shaped(gradient: Tensor, operand: Tensor | None) -> Tensor:
+        if operand is None:
+            return values.new_empty(0)
+        return gradient.view(operand.shape).to(operand.dtype)
+
+    # By NumPy, which has no threads.
+    summed = torch.from_numpy(of_vector.sum(0))
+    return (
+        shaped(of_values, values),
+        shaped(of_left, left),
+        shaped(of_right, None if is_shared else right),
+        shaped(summed, vector),
+    )
 
 
 @attention_vectors_op.cpu
@@ -527,10 +538,12 @@ def _score(score: AttentionScore, heads: int, width: int) -> _Score:
     return _Score(kind, float(score.slope), float(score.scale), heads, width)
 
 
-def _mask(key: Tensor | None, score: AttentionScore) -> _Mask:
+def _mask(draws: Draws, score: AttentionScore) -> _Mask:
+    key, numbers = draws
+    own = np.empty(0, np.int64) if numbers is None else numbers.numpy()
     if key is None:
-        return _Mask(0, 0, 1.0)
-    return _Mask(int(key[0]), int(score.dropout * 2**32), 1 / (1 - score.dropout))
+        return _Mask(0, own, 0, 1.0)
+    return _Mask(int(key[0]), own, int(score.dropout * 2**32), 1 / (1 - score.dropout))
 
 
 def _matrix(rows: Tensor, number: torch.dtype) -> np.ndarray:

@@ -17,10 +17,11 @@ from torch import Tensor
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.ops import device as gpu
 from dgl_mgpu.ops.attention import (
-    NO_TERMS,
     AttentionGradient,
     AttentionOperands,
     AttentionScore,
+    Draws,
+    EdgeGradients,
     EdgeTerms,
     Entries,
     add_attention_op,
@@ -144,7 +145,7 @@ def _launch(
     entries: Entries,
     operands: AttentionOperands,
     terms: EdgeTerms,
-    key: Tensor | None,
+    draws: Draws,
     score: AttentionScore,
     written: _Outputs,
     bias: Tensor | None = None,
@@ -163,7 +164,14 @@ def _launch(
     scores, weights = (it if it is not None and it.numel() else None for it in terms)
     has_terms = scores is not None or weights is not None
     plan = _plan(
-        kernel_pass, kind, key is not None, has_terms, indptr.dtype, values.dtype, heads, width
+        kernel_pass,
+        kind,
+        draws.key is not None,
+        has_terms,
+        indptr.dtype,
+        values.dtype,
+        heads,
+        width,
     )
     grad, products, exponents = (None, None, None) if gradient is None else gradient
     num_rows = indptr.shape[0] - 1
@@ -180,7 +188,7 @@ def _launch(
     open_rows = scratch.data_ptr()
     request = gpu.struct(
         indptr, indices, eids, values, left, right, vector, bias, scores, weights,
-        _columns(scores), _columns(weights), grad, products, exponents, key,
+        _columns(scores), _columns(weights), grad, products, exponents, *draws,
         int(score.dropout * 2**32), _bits(1 / (1 - score.dropout)), _bits(score.slope),
         _bits(score.scale), written.out, written.left_out, numbers, written.right_sums,
         written.right_bad, written.of_edge_scores, written.of_edge_weights, num_rows,
@@ -226,14 +234,14 @@ def _attention(
     operands: AttentionOperands,
     terms: EdgeTerms,
     bias: Tensor | None,
-    key: Tensor | None,
+    draws: Draws,
     score: AttentionScore,
 ) -> tuple[Tensor, Tensor]:
     out, kept = outputs(entries, operands)
     if out.numel():
         operands, bias = _aligned(operands), _aligned_one(bias)
         written = _Outputs(out, numbers=kept)
-        _launch(_FORWARD, entries, operands, terms, key, score, written, bias)
+        _launch(_FORWARD, entries, operands, terms, draws, score, written, bias)
     return out, kept
 
 
@@ -243,14 +251,15 @@ def _add_attention(
     kept: Tensor,
     entries: Entries,
     operands: AttentionOperands,
+    terms: EdgeTerms,
     bias: Tensor | None,
-    key: Tensor | None,
+    draws: Draws,
     score: AttentionScore,
 ) -> None:
     if out.numel():
         operands, bias = _aligned(operands), _aligned_one(bias)
         written = _Outputs(out, numbers=kept, added_rows=len(out))
-        _launch(_FORWARD, entries, operands, NO_TERMS, key, score, written, bias)
+        _launch(_FORWARD, entries, operands, terms, draws, score, written, bias)
 
 
 @attention_products_op.cuda
@@ -285,19 +294,20 @@ def _attention_backward(
     operands: AttentionOperands,
     terms: EdgeTerms,
     gradient: AttentionGradient,
-    key: Tensor | None,
+    of_terms: EdgeGradients,
+    draws: Draws,
     score: AttentionScore,
-    of_terms: bool,
-) -> list[Tensor]:
-    found = gradients(operands, terms, of_terms)
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    found = gradients(operands)
     grad = gradient.grad
     if not grad.numel() or not operands.values.numel():
-        return [tensor.zero_() for tensor in found]
-    others, num_dst = iter(found), len(grad)
+        for tensor in found:
+            tensor.zero_()
+        return found
+    num_dst = len(grad)
     of_values, of_left, of_right, of_vector = (
-        None if it is None else next(others) for it in operands
+        None if operand is None else it for operand, it in zip(operands, found, strict=True)
     )
-    of_edges = [None if it is None or not of_terms else next(others) for it in terms]
     operands = _aligned(operands)
     gradient = gradient._replace(grad=_aligned_one(grad))  # type: ignore[arg-type]
     if score.kind == "additive":
@@ -305,8 +315,8 @@ def _attention_backward(
         count = of_right.numel()
         zeros = torch.zeros(9 * count, dtype=torch.uint8, device=grad.device)
         sums, bad = zeros[: 8 * count].view(torch.int64), zeros[8 * count :]
-        written = _Outputs(of_values, None, of_left, sums, bad, 0, *of_edges)
-        _launch(_SOURCES, by_source, operands, terms, key, score, written, gradient=gradient)
+        written = _Outputs(of_values, None, of_left, sums, bad, 0, *of_terms)
+        _launch(_SOURCES, by_source, operands, terms, draws, score, written, gradient=gradient)
         name = "double" if of_right.dtype == torch.float64 else "float"
         kernel = Kernel("attention_rows.cu", f"dgl_mgpu::scale_sums<{name}>")
         kernel(
@@ -319,14 +329,14 @@ def _attention_backward(
     is_shared = of_right is None
     written = _Outputs(of_values[:num_dst] if of_right is None else of_right)
     shares_of_vector = _launch(
-        _DESTINATIONS, by_destination, operands, terms, key, score, written, gradient=gradient
+        _DESTINATIONS, by_destination, operands, terms, draws, score, written, gradient=gradient
     )
     if of_vector is not None:
         assert shares_of_vector is not None
         of_vector.copy_(shares_of_vector.sum(0))
     added = num_dst if is_shared else 0
-    written = _Outputs(of_values, of_left, None, None, None, added, *of_edges)
-    _launch(_SOURCES, by_source, operands, terms, key, score, written, gradient=gradient)
+    written = _Outputs(of_values, of_left, None, None, None, added, *of_terms)
+    _launch(_SOURCES, by_source, operands, terms, draws, score, written, gradient=gradient)
     return found
 
 

@@ -17,12 +17,13 @@ _MOMENT = 0.01
 class LiveBytes(TorchDispatchMode):
     """Counts the memory of tensors that are made within it, until nobody holds it any more.
 
-    What an operator takes for itself, and frees before it returns, is not counted.
+    What an operator takes for itself, and frees before it returns, is not counted.  ``largest`` is
+    of one tensor's memory.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.now = self.peak = 0
+        self.now = self.peak = self.largest = 0
         self._known: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
 
     def __torch_dispatch__(
@@ -36,6 +37,7 @@ class LiveBytes(TorchDispatchMode):
                 continue
             self._known.add(storage)
             self.now += storage.nbytes()
+            self.largest = max(self.largest, storage.nbytes())
             if self.now > self.peak:
                 # Gloo's threads let go of tensors a moment after their message was waited for.
                 time.sleep(_MOMENT)

@@ -17,7 +17,7 @@ import dgl_mgpu
 from dgl_mgpu.distributed import graph as graph_module
 from dgl_mgpu.models.gcn import FullGraphGCN
 from tests.distributed.exchange.windows import MappedWindow
-from tests.distributed.live_bytes import peak_bytes
+from tests.distributed.live_bytes import LiveBytes, peak_bytes
 
 _WIDTH, _OWN, _LAYERS = 64, 800, 3
 _KINDS = 3  # of edges
@@ -49,6 +49,14 @@ def _weighted(layer: torch.nn.Module, g: dgl.DGLGraph, rows: torch.Tensor) -> to
     return layer(g, rows, edge_weight=weights)
 
 
+def _with_edges(layer: torch.nn.Module, g: dgl.DGLGraph, rows: torch.Tensor) -> torch.Tensor:
+    return layer(g, rows, torch.ones(g.num_edges(), 2, requires_grad=True))
+
+
+def _typed(layer: torch.nn.Module, g: dgl.DGLGraph, rows: torch.Tensor) -> torch.Tensor:
+    return layer(g, rows, torch.zeros(len(rows), dtype=torch.int64), g.edata["kind"])
+
+
 _MODELS: dict[str, tuple[Callable[[], torch.nn.Module], Layer]] = {
     "GraphConv": (lambda: nn.GraphConv(_WIDTH, _WIDTH), _plain),
     "GraphConv, learned weights": (lambda: nn.GraphConv(_WIDTH, _WIDTH), _weighted),
@@ -58,6 +66,13 @@ _MODELS: dict[str, tuple[Callable[[], torch.nn.Module], Layer]] = {
     "SAGEConv pool": (lambda: nn.SAGEConv(_WIDTH, _WIDTH, "pool"), _plain),
     "GATConv": (lambda: nn.GATConv(_WIDTH, _WIDTH // 4, 4), _plain),
     "GATv2Conv": (lambda: nn.GATv2Conv(_WIDTH, _WIDTH // 4, 4), _plain),
+    "GATConv, learned weights": (lambda: nn.GATConv(_WIDTH, _WIDTH // 4, 4), _weighted),
+    "EGATConv": (
+        lambda: nn.EGATConv(_WIDTH, 2, _WIDTH // 4, 1, 4),
+        lambda layer, g, rows: _with_edges(layer, g, rows)[0],
+    ),
+    "EdgeGATConv": (lambda: nn.EdgeGATConv(_WIDTH, 2, _WIDTH // 4, 4), _with_edges),
+    "HGTConv": (lambda: nn.HGTConv(_WIDTH, _WIDTH // 4, 4, 1, _KINDS, 0.0), _typed),
     "EdgeConv": (lambda: nn.EdgeConv(_WIDTH, _WIDTH), _plain),
     "RelGraphConv": (
         lambda: nn.RelGraphConv(_WIDTH, _WIDTH, _KINDS, "basis", 2),
@@ -89,6 +104,25 @@ def test_buffers_do_not_grow_with_the_ranks(ranks, five_ranks, model):
     # fetched at once would be two buffers more for each that is kept of it.
     three, five = (max(each.run(_of_layers, model)) for each in (ranks, five_ranks))
     assert five <= three + 1.3
+
+
+def _largest(model: str) -> float:
+    """The largest tensor of a layer's step, in rows of as many nodes as a rank has edges."""
+    make, call = _MODELS[model]
+    pg = dgl_mgpu.partition_graph(_graph())
+    x, layer = torch.rand(pg.num_nodes(), _WIDTH, requires_grad=True), make()
+    call(layer, pg, x).sum().backward()  # makes tiles
+    with LiveBytes() as counted:
+        call(layer, pg, x).sum().backward()
+    return counted.largest / (pg.num_edges() * _WIDTH * x.itemsize)
+
+
+@pytest.mark.parametrize(
+    "model", ["GATConv, learned weights", "EGATConv", "EdgeGATConv", "HGTConv"]
+)
+def test_attention_writes_no_row_for_each_edge(ranks, model):
+    """But numbers of heads, in float32 or as integers, and what typed sources have."""
+    assert max(ranks.run(_largest, model)) <= 4 * 2 / _WIDTH + (0.25 if model == "HGTConv" else 0)
 
 
 def _gcn(exchange: str, has_window: bool) -> float:

@@ -318,8 +318,8 @@ def _modules(name: str, of_last: str) -> None:
             same(one, other, (name, "gradients"))
 
 
-#: They have the rows in other dimensions than the first on the way.
-_REFUSED_MODULES = {"GATConv, weighted", "AtomicConv"}
+#: It has the rows in other dimensions than the first on the way.
+_REFUSED_MODULES = {"AtomicConv"}
 
 
 @pytest.mark.parametrize("of_last", ["", "no nodes"])

@@ -12,10 +12,14 @@ from torch import Tensor
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.ops import transpose
 from dgl_mgpu.ops.attention import (
+    NO_DRAWS,
+    NO_GRADIENTS,
     NO_TERMS,
     SIZE,
     AttentionOperands,
     AttentionScore,
+    Draws,
+    EdgeGradients,
     EdgeTerms,
     Entries,
     attention_backward,
@@ -108,15 +112,17 @@ def check(
     operands = operands_of(kind, len(lengths), heads, width, dtype)
     bias = torch.randn(heads, width).to(dtype) if biased else None
     grad = torch.randn(len(lengths), heads, width).to(dtype)
-    key = torch.tensor([123456789]) if dropout else None
+    draws = NO_DRAWS
+    if dropout:
+        draws = Draws(torch.tensor([123456789]), torch.randperm(sum(lengths)) if shuffled else None)
     score = AttentionScore(kind.partition(" ")[0], 0.2, 0.3, dropout)
     wide = None if bias is None else bias.double()
     given = widened(operands), widened(terms)
-    expected, kept = attention_forward(by_destination, *given, wide, key, score)
+    expected, kept = attention_forward(by_destination, *given, wide, draws, score)
 
-    at = [moved(it, where) for it in (by_destination, by_source, operands, terms)]
-    bias, grad, key = (None if it is None else it.to(where) for it in (bias, grad, key))
-    out, found_kept = _attention(*at[0], *at[2], *at[3], bias, key, *score)
+    at = [moved(it, where) for it in (by_destination, by_source, operands, terms, draws)]
+    bias, grad = (None if it is None else it.to(where) for it in (bias, grad))
+    out, found_kept = _attention(*at[0], *at[2], *at[3], bias, *at[4], *score)
     assert out.dtype == dtype
     close(out, expected, rounding)
     has_edges = torch.tensor(lengths, dtype=torch.int64) > 0
@@ -127,21 +133,22 @@ def check(
     gradient = attention_products(
         grad.cpu().double(), out.cpu().double(), kept, rights[0], wide, score
     )
-    key_there = key if key is None else key.cpu()
+    of_terms = EdgeGradients.zeros(given[1], heads, (True, True))
     gradients = attention_backward(
-        by_destination, by_source, *given, gradient, key_there, score, of_terms=True
+        by_destination, by_source, *given, gradient, of_terms, draws, score
     )
     products = _attention_products(grad, out, found_kept, rights[1], bias, *score)
-    results = iter(
-        _attention_backward(*at[0], *at[1], *at[2], *at[3], grad, *products, key, *score, True)
+    found_terms = EdgeGradients.zeros(at[3], heads, (True, True))
+    results = _attention_backward(
+        *at[0], *at[1], *at[2], *at[3], grad, *products, *found_terms, *at[4], *score
     )
-    for operand, gradient in zip((*operands, *terms), gradients, strict=True):
+    for operand, result, gradient in zip(operands, results, gradients, strict=True):
         if operand is not None:
-            result = next(results)
             assert result.dtype == operand.dtype
-            if result.shape != operand.shape:
-                result = result.sum(1, keepdim=True)
             close(result, gradient, 4 * rounding)
+    for found, gradient in zip(found_terms, of_terms, strict=True):
+        if gradient is not None:
+            close(found, gradient, 4 * rounding)
 
 
 def close(found: Tensor, expected: Tensor, rounding: float, size: float = 1.0) -> None:
@@ -198,17 +205,23 @@ def test_terms_of_edges(where, kind, columns):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("has_terms", [False, True], ids=["", "with terms"])
 @pytest.mark.parametrize(
     ("heads", "width", "dtype", "rounding"),
     [(2, 8, torch.float32, 1e-5), (3, 64, torch.float64, 1e-12), (4, 16, torch.bfloat16, 2e-2)],
 )
-def test_edges_in_two_parts(where, kind, heads, width, dtype, rounding):
+def test_edges_in_two_parts(where, kind, has_terms, heads, width, dtype, rounding):
     """What further edges add, also to rows that had none before, or all."""
     torch.manual_seed(0)
     lengths = degrees("at bounds")
     entries, _ = entries_of(lengths, torch.int32, True)
     operands = moved(operands_of(kind, len(lengths), heads, width, dtype), where)
-    bias, key = torch.randn(heads, width).to(where, dtype), torch.tensor([5], device=where)
+    bias, terms = torch.randn(heads, width).to(where, dtype), NO_TERMS
+    draws = moved(Draws(torch.tensor([5]), torch.randperm(sum(lengths))), where)
+    if has_terms:
+        scores, weights = torch.randn(sum(lengths), heads), torch.randn(sum(lengths), 1)
+        scores[torch.rand(len(scores)) < 0.3] = -np.inf
+        terms = EdgeTerms(*(it.to(where, computed_in(dtype)) for it in (scores, weights)))
     score = AttentionScore(kind.partition(" ")[0], 0.2, 0.3, 0.4)
     parts = []
     is_first = torch.rand(sum(lengths)) < 0.5
@@ -220,9 +233,9 @@ def test_edges_in_two_parts(where, kind, heads, width, dtype, rounding):
         indptr = torch.cat([counts.new_zeros(1), counts.cumsum(0)]).int()
         part = Entries(indptr, entries.indices[chosen], entries.eids[chosen])
         parts.append(moved(part, where))
-    out, kept = _attention(*parts[0], *operands, *NO_TERMS, None, key, *score)
-    _add_attention(out, kept, *parts[1], *operands, bias, key, *score)
-    expected = _attention(*moved(entries, where), *operands, *NO_TERMS, bias, key, *score)
+    out, kept = _attention(*parts[0], *operands, *terms, None, *draws, *score)
+    _add_attention(out, kept, *parts[1], *operands, *terms, bias, *draws, *score)
+    expected = _attention(*moved(entries, where), *operands, *terms, bias, *draws, *score)
     close(out, expected[0].cpu(), rounding)
     close(kept, expected[1].cpu(), rounding)
 
@@ -251,15 +264,17 @@ def backward_of_additive(where, operands, grad, lengths):
     at = [moved(it, where) for it in (by_destination, by_source, operands)]
     score = AttentionScore("additive", 0.2, 1.0, 0.0)
     grad = grad.to(where)
-    out, kept = _attention(*at[0], *at[2], *NO_TERMS, None, None, *score)
+    out, kept = _attention(*at[0], *at[2], *NO_TERMS, None, *NO_DRAWS, *score)
     products = _attention_products(grad, out, kept, at[2].right, None, *score)
-    args = (*at[0], *at[1], *at[2], *NO_TERMS, grad, *products, None, *score, False)
+    args = (*at[0], *at[1], *at[2], *NO_TERMS, grad, *products, *NO_GRADIENTS, *NO_DRAWS, *score)
     found = [it.cpu() for it in _attention_backward(*args)]
     wide = widened(operands)
-    exact, sums = attention_forward(by_destination, wide, NO_TERMS, None, None, score)
+    exact, sums = attention_forward(by_destination, wide, NO_TERMS, None, NO_DRAWS, score)
     gradient = attention_products(grad.cpu().double(), exact, sums, wide.right, None, score)
-    expected = attention_backward(by_destination, by_source, wide, NO_TERMS, gradient, None, score)
-    return found, AttentionOperands(*expected[:4])
+    expected = attention_backward(
+        by_destination, by_source, wide, NO_TERMS, gradient, NO_GRADIENTS, NO_DRAWS, score
+    )
+    return found, AttentionOperands(*expected)
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1e-12, 1e12, 1e25, 1e34])
@@ -306,10 +321,11 @@ def test_tensors_that_begin_anywhere(where, kind, offset):
 
     def results(move):
         given = (*map(move, operands), *NO_TERMS)
-        out, kept = _attention(*by_destination, *given, move(bias), None, *score)
+        out, kept = _attention(*by_destination, *given, move(bias), *NO_DRAWS, *score)
         right = given[2] if score.kind == "additive" else None
         products = _attention_products(move(grad), out, kept, right, move(bias), *score)
-        args = (*by_destination, *by_source, *given, move(grad), *products, None, *score, False)
+        of_output = (move(grad), *products, *NO_GRADIENTS)
+        args = (*by_destination, *by_source, *given, *of_output, *NO_DRAWS, *score)
         return [out, *_attention_backward(*args)]
 
     def shifted(tensor):
@@ -333,9 +349,9 @@ def test_gradients_that_are_not_finite_stay_with_their_destination(where):
     # Nodes without edges may hold anything.
     operands.values[NUM_SRC - 3 :] = float("nan")
     operands.values[NUM_SRC - 2 :] = 1e38
-    (_, _, of_right), _ = backward_of_additive(where, operands, grad, lengths)
+    (_, _, of_right, _), _ = backward_of_additive(where, operands, grad, lengths)
     grad[3, 1], grad[4, 0] = 0, 0
-    (_, _, others), expected = backward_of_additive(where, operands, grad, lengths)
+    (_, _, others, _), expected = backward_of_additive(where, operands, grad, lengths)
     bad = torch.zeros(len(lengths), 2, dtype=torch.bool)
     bad[3, 1] = bad[4, 0] = True
     assert torch.equal(of_right.isnan(), bad)

@@ -13,10 +13,13 @@ from torch import Tensor
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.ops.attention import (
     LARGEST,
-    NO_TERMS,
+    NO_DRAWS,
     SUM,
     AttentionOperands,
     AttentionScore,
+    Draws,
+    EdgeGradients,
+    EdgeTerms,
     Entries,
     add_attention,
     attention,
@@ -360,7 +363,7 @@ def test_dropout_of_large_edge_numbers(kind):
     compare(case, keep, seed=3, dropout=0.5, by_source=rows)
     key = -(1 << 63) + 12345
     given = map(case.arguments.get, NAMES)
-    tensors = (indptr, indices, numbers, *given, None, torch.tensor([key]))
+    tensors = (indptr, indices, numbers, *given, None, torch.tensor([key]), None)
     out, _ = sum_op(*tensors, case.score, SLOPE, SCALE, 0.5)
     del case.arguments["bias"]
     torch.testing.assert_close(out, composed(case, case.arguments, keep_of(numbers, 2, key, 0.5)))
@@ -584,7 +587,7 @@ def test_what_destinations_keep(kind):
     indptr, indices, _ = case.graph.entries
     given = list(map(case.arguments.get, (*NAMES, "bias")))
     values, left, right, vector, edge_scores, *_ = given
-    tensors = (indptr, indices, None, *given, None)
+    tensors = (indptr, indices, None, *given, *NO_DRAWS)
     _, kept = sum_op(*tensors, case.score, SLOPE, SCALE, 0.0)
     for row, (first, last) in enumerate(pairwise(indptr.tolist())):
         sources = (values if left is None else left)[indices[first:last]]
@@ -701,31 +704,36 @@ def test_registration(kind):
     for eids, dtype in ((False, torch.float32), (True, torch.float16)):
         case = case_of(kind, small_graph(eids=eids), dtype=dtype, bias=eids)
         bias, given = case.arguments.get("bias"), list(map(case.arguments.get, NAMES))
-        key = torch.tensor([5]) if eids else None
+        draws = Draws(torch.tensor([5]), torch.randperm(250)) if eids else NO_DRAWS
         score = AttentionScore(case.score, SLOPE, SCALE, 0.5 if eids else 0.0)
-        arguments = (*case.graph.entries, *given, bias, key, *score)
+        arguments = (*case.graph.entries, *given, bias, *draws, *score)
         torch.library.opcheck(sum_op, arguments)
         out, kept = sum_op(*arguments)
-        added = (out.clone(), kept.clone(), *case.graph.entries, *given[:4], bias, key, *score)
-        torch.library.opcheck(add_op, added)
+        torch.library.opcheck(add_op, (out.clone(), kept.clone(), *arguments))
         grad = torch.randn(out.shape).to(dtype)
         right = given[2] if case.score == "additive" else None
         arguments = (grad, out, kept, right, bias, *score)
         torch.library.opcheck(products_op, arguments)
         by_source = transpose(*case.graph.entries, case.graph.num_src)
-        given += [grad, *products_op(*arguments), key, *score, True]
+        of_terms = EdgeGradients.zeros(EdgeTerms(*given[4:]), 2, (True, True))
+        given += [grad, *products_op(*arguments), *of_terms, *draws, *score]
         torch.library.opcheck(backward_op, (*case.graph.entries, *by_source, *given))
 
 
-@pytest.mark.parametrize("kind", KINDS[:3])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "dot of values"])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_edges_in_several_parts(kind, dtype):
     """Which source an edge is of decides its part; some destinations are without edges in some."""
     case = case_of(kind, small_graph(), heads=3, dtype=dtype)
     indptr, indices, eids = case.graph.entries
     by_destination = torch.arange(len(indptr) - 1).repeat_interleave(indptr.diff())
-    score, key = AttentionScore(case.score, SLOPE, SCALE, 0.4), torch.tensor([9])
+    score = AttentionScore(case.score, SLOPE, SCALE, 0.4)
+    draws = Draws(torch.tensor([9]), torch.randperm(250))
     operands = AttentionOperands(*map(case.arguments.get, NAMES[:4]))
+    terms = EdgeTerms(*map(case.arguments.get, NAMES[4:]))
+    if terms.edge_scores is not None:
+        # All of a destination's, and what others have in one part.
+        terms.edge_scores[(case.graph.dst == 3) | (case.graph.src < 8)] = -INF
     bias, grad = case.arguments["bias"], torch.randn(case.graph.num_dst, 3, 3).to(dtype)
     bounds = (0, 8, 9, case.graph.num_src)
     parts = []
@@ -735,26 +743,28 @@ def test_edges_in_several_parts(kind, dtype):
         starts = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
         entries = Entries(starts, indices[chosen] - first, eids[chosen])
         rows = [None if it is None else it[first:last] for it in operands[:2]]
-        parts.append((entries, operands._replace(values=rows[0], left=rows[1])))
-    out, kept = attention_forward(*parts[0], NO_TERMS, None, key, score)
-    add_attention(out, kept, *parts[1], None, key, score)
-    add_attention(out, kept, *parts[2], bias, key, score)
-    expected, of_all = attention_forward(case.graph.entries, operands, NO_TERMS, bias, key, score)
+        parts.append((entries, operands._replace(values=rows[0], left=rows[1]), terms))
+    out, kept = attention_forward(*parts[0], None, draws, score)
+    add_attention(out, kept, *parts[1], None, draws, score)
+    add_attention(out, kept, *parts[2], bias, draws, score)
+    expected, of_all = attention_forward(case.graph.entries, operands, terms, bias, draws, score)
     rounding = {8: 1e-12, 4: 1e-5, 2: 4 * torch.finfo(dtype).eps}[dtype.itemsize]
     close(out, expected.double(), rounding, rounding)
     close(kept, of_all.double(), rounding, rounding)
     right = operands.right if case.score == "additive" else None
     gradient = attention_products(grad, expected, of_all, right, bias, score)
     by_source = Entries(*transpose(*case.graph.entries, case.graph.num_src))
+    # One memory for gradients of all parts' edges.
+    of_whole, of_parts = (EdgeGradients.zeros(terms, 3, (True, True)) for _ in range(2))
     whole = attention_backward(
-        case.graph.entries, by_source, operands, NO_TERMS, gradient, key, score
+        case.graph.entries, by_source, operands, terms, gradient, of_whole, draws, score
     )
     found = []
-    for entries, of_part in parts:
+    for entries, of_part, _ in parts:
         by_source = transpose(entries.indptr, entries.indices, None, len(of_part.values))
         edges = Entries(*by_source[:2], entries.eids[by_source[2]])
         found.append(
-            attention_backward(entries, edges, of_part, NO_TERMS, gradient, key, score)[:4]
+            attention_backward(entries, edges, of_part, terms, gradient, of_parts, draws, score)
         )
     of_values, of_left, of_right, of_vector = zip(*found, strict=True)
     for expected, one in zip(whole, (of_values, of_left), strict=False):
@@ -763,6 +773,9 @@ def test_edges_in_several_parts(kind, dtype):
     for expected, one in zip(whole[2:], (of_right, of_vector), strict=False):
         if expected is not None:
             close(sum(it.double() for it in one), expected.double(), rounding, rounding)
+    for expected, one in zip(of_whole, of_parts, strict=True):
+        if expected is not None:
+            close(one, expected.double(), rounding, rounding)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.endswith("terms")])

@@ -29,7 +29,7 @@ from dgl_mgpu.errors import UnsupportedByPartitionError
 from dgl_mgpu.graph.distributed import DistributedGraphIndex, Features
 from dgl_mgpu.graph.index import TensorIndex
 from dgl_mgpu.graph.relation import Relation
-from dgl_mgpu.ops.attention import AttentionScore
+from dgl_mgpu.ops.attention import NO_TERMS, AttentionScore, EdgeTerms
 
 
 class WholeViewIndex(DistributedGraphIndex):
@@ -206,6 +206,7 @@ class WholeViewIndex(DistributedGraphIndex):
         vector: Features,
         bias: Features,
         score: AttentionScore,
+        terms: EdgeTerms = NO_TERMS,
     ) -> torch.Tensor:
         sources, destinations = self._layouts("u"), self._layouts("v")
         out = self.part.attend(
@@ -215,8 +216,17 @@ class WholeViewIndex(DistributedGraphIndex):
             None if vector is None else spread(vector),
             None if bias is None else spread(bias),
             score,
+            EdgeTerms(*(self._rows(it, self._layouts("e")) for it in terms)),
         )
         return self._wrapped(out, destinations)
+
+    def typed_sources(self, etype: torch.Tensor) -> None:
+        return None  # their rows would be in no layout: layers are composed
+
+    def edge_sums(self, rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        edges = self._layouts("e")
+        out = self.part.edge_sums(self._rows(rows, edges), self._rows(weights, edges))
+        return self._wrapped(out, self._layouts("v"))
 
     def gather_src(self, rows: torch.Tensor) -> torch.Tensor:
         mine = self.part.gather_src(self._rows(rows, self._layouts("u")))

@@ -16,10 +16,13 @@ from torch.nn.modules.module import _has_any_global_hook
 
 from dgl_mgpu.graph.distributed import DistributedGraphIndex
 from dgl_mgpu.graph.index import TensorIndex
+from dgl_mgpu.graph.message_passing.edge_sums import edge_sums
 from dgl_mgpu.graph.relation import Relation
 from dgl_mgpu.ops.attention import (
     AttentionOperands,
     AttentionScore,
+    Draws,
+    EdgeGradients,
     EdgeTerms,
     Entries,
     KeptOutput,
@@ -32,21 +35,19 @@ from dgl_mgpu.ops.attention import (
     check_attention,
     check_sources,
     computed_in,
+    drawn_key,
 )
 from dgl_mgpu.ops.attention_cuda import can_attend
 from dgl_mgpu.ops.autograd import differentiable_once, is_transformed
 from dgl_mgpu.ops.check import DTYPES
 
 
-def serves(graph: Any, heads: int, width: int, *features: Any, reads_edges: bool = False) -> bool:
+def serves(graph: Any, heads: int, width: int, *features: Any) -> bool:
     """Whether nodes of a graph can attend in one pass to values of this shape.
 
-    ``features`` are what a layer is given: of nodes, of two dimensions.  A layer that
-    ``reads_edges`` has numbers of edges, too, which do not come round by round.
+    ``features`` are what a layer is given: of nodes, of two dimensions.
     """
     if not isinstance(graph, DGLGraph):
-        return False
-    if reads_edges and isinstance(graph._graph, DistributedGraphIndex):
         return False
     ends = _ends_of(graph._graph)
     if ends is None:
@@ -82,12 +83,18 @@ def are_weights(graph: DGLGraph, edge_weight: Any, dtype: torch.dtype) -> bool:
 
     ``dtype`` is that of features: what numbers are computed in goes by it.
     """
-    return edge_weight is None or (
-        isinstance(edge_weight, Tensor)
-        and edge_weight.shape == (graph.num_edges(),)
-        and edge_weight.device == graph.device
-        and edge_weight.dtype in DTYPES
-        and computed_in(edge_weight.dtype) == computed_in(dtype)
+    return edge_weight is None or are_of_edges(graph, edge_weight, dtype, 1)
+
+
+def are_of_edges(graph: DGLGraph, given: Any, dtype: torch.dtype, dimensions: int) -> bool:
+    """Whether a layer is given a tensor of so many dimensions for the edges of a graph."""
+    return (
+        isinstance(given, Tensor)
+        and given.dim() == dimensions
+        and given.shape[0] == graph.num_edges()
+        and given.device == graph.device
+        and given.dtype in DTYPES
+        and computed_in(given.dtype) == computed_in(dtype)
     )
 
 
@@ -168,11 +175,11 @@ def additive(
     with torch.autocast(sources.device.type, enabled=False):
         vectors = torch.cat([attn_l, attn_r]).to(computed_in(sources.dtype))
         if isinstance(relation, DistributedGraphIndex):
-            assert edge_weights is None  # see :func:`serves`
-            return relation.attend(sources, None, destinations, vectors, bias, score)
+            terms = EdgeTerms(None, edge_weights)
+            return relation.attend(sources, None, destinations, vectors, bias, score, terms)
         out: Tensor = _Additive.apply(
             _Pass(relation, score),
-            _key(sources, dropout),
+            drawn_key(sources, dropout),
             sources,
             destinations,
             vectors,
@@ -207,31 +214,40 @@ def of_rows(
 
 
 def of_logits(
-    relation: Relation, values: Tensor, logits: Tensor, edge_weights: Tensor | None
+    relation: Relation | DistributedGraphIndex,
+    values: Tensor,
+    logits: Tensor,
+    edge_weights: Tensor | None,
 ) -> Tensor:
     """Sum values by the softmax of numbers that edges have, shape (num_edges, heads)."""
     heads, dtype = values.shape[1], computed_in(values.dtype)
-    left, right = (
-        values.new_zeros(count, heads, dtype=dtype)
-        for count in (relation.num_src, relation.num_dst)
-    )
-    indptr, indices, eids = relation.csc()
+    terms = EdgeTerms(logits.to(dtype), edge_weights)
     with torch.autocast(values.device.type, enabled=False):
+        if isinstance(relation, DistributedGraphIndex):
+            score = AttentionScore("additive", 1.0, 1.0, 0.0)
+            return relation.attend(values, None, None, None, None, score, terms)
+        left, right = (
+            values.new_zeros(count, heads, dtype=dtype)
+            for count in (relation.num_src, relation.num_dst)
+        )
+        indptr, indices, eids = relation.csc()
         return attention(
             indptr, indices, eids, values, left, right, score="additive", negative_slope=1.0,
-            edge_scores=logits.to(dtype), edge_weights=edge_weights, by_source=relation.csr,
+            **terms._asdict(), by_source=relation.csr,
         )  # fmt: skip
+
+
+def sums_of_edges(graph: DGLGraph, rows: Tensor, weights: Tensor) -> Tensor:
+    """:func:`dgl_mgpu.graph.message_passing.edge_sums.edge_sums` of a graph with one relation."""
+    relation = relation_of(graph)
+    if isinstance(relation, DistributedGraphIndex):
+        return relation.edge_sums(rows, weights)
+    return edge_sums(relation, rows, weights)
 
 
 class _Pass(NamedTuple):
     relation: Relation
     score: AttentionScore
-
-
-def _key(values: Tensor, dropout: float) -> Tensor | None:
-    if not dropout:
-        return None
-    return torch.empty(1, dtype=torch.int64, device=values.device).random_()
 
 
 class _Additive(torch.autograd.Function):
@@ -261,7 +277,8 @@ class _Additive(torch.autograd.Function):
         terms = EdgeTerms(None, None if edge_weights is None else edge_weights.contiguous())
         entries = Entries(*relation.csc())
         check_attention(entries, operands, terms, bias, score.kind, score.dropout)
-        out, kept = attention_forward(entries, operands, terms, bias, key, score)
+        draws = Draws(key, None)
+        out, kept = attention_forward(entries, operands, terms, bias, draws, score)
         ctx.request, ctx.output = request, KeptOutput(out)
         # A copy: a bias may be updated meanwhile.
         bias = None if bias is None else bias.clone()
@@ -278,13 +295,16 @@ class _Additive(torch.autograd.Function):
         operands, terms = AttentionOperands(sources, left, right, None), EdgeTerms(None, weights)
         entries, edges = Entries(*relation.csc()), Entries(*relation.csr())
         check_sources(edges, len(sources))
+        draws = Draws(key, None)
         out = ctx.output.unchanged_or(
-            lambda: attention_forward(entries, operands, terms, bias, key, score)[0]
+            lambda: attention_forward(entries, operands, terms, bias, draws, score)[0]
         )
         gradient = attention_products(grad.contiguous(), out, kept, right, bias, score)
-        of_sources, of_left, of_right, *_, of_weights = attention_backward(
-            entries, edges, operands, terms, gradient, key, score, ctx.needs_input_grad[6]
+        of_terms = EdgeGradients.zeros(terms, grad.shape[1], (False, ctx.needs_input_grad[6]))
+        of_sources, of_left, of_right, _ = attention_backward(
+            entries, edges, operands, terms, gradient, of_terms, draws, score
         )
+        _, of_weights = of_terms.shaped_as(terms)
         assert of_sources is not None
         assert of_left is not None
         assert of_right is not None

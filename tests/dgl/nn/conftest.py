@@ -28,7 +28,7 @@ def one_thread() -> Iterator[None]:
 def passes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Which attention was computed in one pass."""
     names: list[str] = []
-    for name in ("additive", "of_rows", "of_logits"):
+    for name in ("additive", "of_rows", "of_logits", "sums_of_edges"):
         function = getattr(attention, name)
 
         def noted(*args: Any, _name: str = name, _function: Any = function, **options: Any) -> Any:

@@ -11,12 +11,15 @@ import dgl
 import pytest
 import torch
 from dgl.base import DGLError
-from dgl.nn import EGATConv, GATConv, HeteroGraphConv, HGTConv
+from dgl.nn import EdgeGATConv, EGATConv, GATConv, HeteroGraphConv, HGTConv
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
+from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.graph.dispatch import tensor_backed_graphs
 from dgl_mgpu.graph.relation import Coo, Relation
 from tests.dgl.nn.devices import DEVICES, on_tensors
+from tests.distributed.live_bytes import LiveBytes
 
 WIDTH, HEADS = 10, 3
 #: Sources and destinations of edges; the last nodes of a graph have no in-edges.
@@ -292,6 +295,126 @@ def test_egat_refuses_what_dgl_refuses(case, passes):
         with pytest.raises((DGLError, RuntimeError)):
             layer(g, feat, torch.randn(num_edges, 6))
     assert not passes
+
+
+# -- EdgeGATConv -----------------------------------------------------------------------------------
+
+
+def edge_gat(shape: str, **options: Any) -> EdgeGATConv:
+    return EdgeGATConv((WIDTH, 7) if shape == "bipartite" else WIDTH, 6, 4, HEADS, **options)
+
+
+def edge_gat_inputs(g: dgl.DGLGraph) -> tuple[Tensor, ...]:
+    ends = [] if g.is_block or len(g.ntypes) == 1 else [rows(g.num_dst_nodes(), 7)]
+    return rows(g.num_edges(), 6), rows(g.num_src_nodes(), WIDTH), *ends
+
+
+def with_edges(layer: nn.Module, g: dgl.DGLGraph, edges: Tensor, *feat: Tensor) -> Tensor:
+    return layer(g, feat if len(feat) == 2 else feat[0], edges)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("residual", [False, True], ids=["", "residual"])
+@pytest.mark.parametrize("shape", SIZES)
+def test_edge_gat(shape, residual, device, passes):
+    torch.manual_seed(0)
+    layer = edge_gat(shape, residual=residual, activation=torch.tanh).double()
+    nn.init.normal_(layer.bias)
+    same_on_both(with_edges, shape, device, layer, edge_gat_inputs)
+    assert passes == ["sums_of_edges"]
+
+
+def test_edge_gat_writes_no_row_for_each_edge_and_head():
+    torch.manual_seed(0)
+    ends = tuple(torch.randint(50, (2, 4000)))
+    heads, width = 8, 16
+    layer = EdgeGATConv(5, 2, width, heads, allow_zero_in_degree=True)
+    with on_tensors("cpu"):
+        g = dgl.graph(ends, num_nodes=50)
+        feat, edges = torch.rand(50, 5, requires_grad=True), torch.rand(4000, 2, requires_grad=True)
+        layer(g, feat, edges).sum().backward()  # makes formats
+
+        with LiveBytes() as counted:
+            layer(g, feat, edges).sum().backward()
+    # An integer for each edge and head.
+    assert counted.largest <= 8 * 4000 * heads < 4 * 4000 * heads * width
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_edge_gat_with_autocast(device, passes):
+    torch.manual_seed(0)
+    ends, layer = ends_of("graph"), edge_gat("graph")
+    inputs = [it.float() for it in edge_gat_inputs(make("graph", ends))]
+    expected = with_edges(layer, make("graph", ends), *inputs)
+    layer = layer.to(device)
+    with on_tensors(device), torch.autocast(device, torch.bfloat16):
+        inputs = [it.to(device).requires_grad_() for it in inputs]
+        found = with_edges(layer, make("graph", ends, device), *inputs)
+        found.float().sum().backward()
+    assert passes == ["sums_of_edges"]
+    torch.testing.assert_close(found.float().cpu(), expected, rtol=5e-2, atol=5e-2)
+    assert all(it.grad.dtype == torch.float32 for it in (*inputs, *layer.parameters()))
+
+
+def test_edge_gat_drops_weights(passes):
+    """Both of what they multiply: on average the sums are those without dropout."""
+    torch.manual_seed(0)
+    u, v = torch.arange(1, 4001), torch.zeros(4000, dtype=torch.long)
+    with on_tensors("cpu"):
+        g = dgl.graph((u, v), num_nodes=4001)
+        layer = EdgeGATConv(1, 1, 1, 1, attn_drop=0.5, residual=False, allow_zero_in_degree=True)
+        nodes, edges = torch.ones(4001, 1), torch.ones(4000, 1)
+        found = layer(g, nodes, edges)[0].item()
+        expected = layer.eval()(g, nodes, edges)[0].item()
+    assert passes == ["sums_of_edges"] * 2
+    assert abs(found / expected - 1) < 0.1 and found != expected
+
+
+@pytest.mark.parametrize("case", ["attention", "a hook", "rows of three dimensions"])
+def test_edge_gat_is_composed(case, passes):
+    torch.manual_seed(0)
+    ends, layer = ends_of("graph"), edge_gat("graph").double()
+    edges, feat = edge_gat_inputs(make("graph", ends))
+    if case == "a hook":
+        layer.fc_edge.register_forward_hook(lambda module, inputs, out: 2 * out)
+    if case == "rows of three dimensions":
+        feat, edges = (it.unsqueeze(1).expand(-1, 2, -1) for it in (feat, edges))
+
+    def run(g: dgl.DGLGraph) -> list[Tensor]:
+        return tree_leaves(layer(g, feat, edges, get_attention=case == "attention"))
+
+    expected = run(make("graph", ends))
+    with on_tensors("cpu"):
+        found = run(make("graph", ends))
+    assert not passes
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("case", ["no in-edges", "too few", "too many", "another width"])
+def test_edge_gat_refuses_what_dgl_refuses(case, passes):
+    torch.manual_seed(0)
+    ends, layer = ends_of("graph"), edge_gat("graph")
+    count = len(ends[0]) + {"too few": -1, "too many": 1}.get(case, 0)
+    with on_tensors("cpu"):
+        g = dgl.graph(ends, num_nodes=41) if case == "no in-edges" else make("graph", ends)
+        edges = torch.randn(count, 7 if case == "another width" else 6)
+        with pytest.raises((DGLError, RuntimeError)):
+            layer(g, torch.randn(g.num_nodes(), WIDTH), edges)
+    assert not passes
+
+
+def test_edge_gat_has_no_second_derivative(passes):
+    torch.manual_seed(0)
+    layer = edge_gat("graph").double()
+    with on_tensors("cpu"):
+        g = make("graph", ends_of("graph"))
+        edges, feat = (it.requires_grad_() for it in edge_gat_inputs(g))
+        (gradient,) = torch.autograd.grad(
+            layer(g, feat, edges).square().sum(), edges, create_graph=True
+        )
+        with pytest.raises(InvalidInputError, match="differentiate sums of edges twice"):
+            gradient.sum().backward()
 
 
 # -- HGTConv ---------------------------------------------------------------------------------------

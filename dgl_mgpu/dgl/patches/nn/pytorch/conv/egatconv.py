@@ -28,9 +28,7 @@ def forward(
     if (
         get_attention
         or self.attn.shape != (1, self._num_heads, self._out_edge_feats)
-        or not attention.serves(
-            graph, self._num_heads, self._out_node_feats, *features, reads_edges=True
-        )
+        or not attention.serves(graph, self._num_heads, self._out_node_feats, *features)
         or not attention.are_weights(graph, edge_weight, features[0].dtype)
         # DGL's layer refuses the rest: one feature for both ends of a block, other numbers of
         # edges, and nodes without in-edges.

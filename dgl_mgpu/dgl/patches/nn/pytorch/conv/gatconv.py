@@ -23,7 +23,7 @@ def forward(
         or self.attn_l.shape != (1, self._num_heads, self._out_feats)
         or not attention.is_plain(self.leaky_relu, LeakyReLU)
         or not attention.is_plain(self.attn_drop, Dropout)
-        or not attention.serves(graph, *shape, *features, reads_edges=edge_weight is not None)
+        or not attention.serves(graph, *shape, *features)
         or not attention.are_weights(graph, edge_weight, features[0].dtype)
     ):
         return forward_with_residual(

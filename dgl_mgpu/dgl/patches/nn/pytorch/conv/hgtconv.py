@@ -62,7 +62,7 @@ def _typed_sources(layer: Any, graph: Any, x: Any, etype: Any) -> Any:
         type(layer).message is not HGTConv.message
         or "message" in vars(layer)
         or not all(attention.is_plain(it, TypedLinear) and not it.regularizer for it in matrices)
-        or not attention.serves(graph, layer.num_heads, layer.head_size, x, reads_edges=True)
+        or not attention.serves(graph, layer.num_heads, layer.head_size, x)
         or graph.is_block
         or not isinstance(etype, Tensor)
         or etype.shape != (graph.num_edges(),)
@@ -72,7 +72,7 @@ def _typed_sources(layer: Any, graph: Any, x: Any, etype: Any) -> Any:
     sources = attention.relation_of(graph).typed_sources(etype)
     has_fewer = (
         sources is not None
-        and sources.pairs.num_dst < graph.num_edges()
+        and sources.are_few
         and len(sources.counts) <= _MOST_TYPES
         and max(sources.counts) < len(layer.relation_att[0].W)
     )
