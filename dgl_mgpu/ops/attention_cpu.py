@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dgl_mgpu.ops import parallel
+from dgl_mgpu.ops import cpu
 from dgl_mgpu.ops.attention import (
     INVERSE,
     KEPT,
@@ -34,7 +34,7 @@ from dgl_mgpu.ops.attention import (
     computed_in,
     products_of,
 )
-from dgl_mgpu.ops.memory import inline, kernel, load_id
+from dgl_mgpu.ops.cpu import inline, kernel, load_id
 from dgl_mgpu.ops.philox import ATTENTION_STREAM, philox
 
 #: Rows that are worth waking a thread for.
@@ -373,7 +373,7 @@ def _attend(
     entries = _contiguous(entries)
     added = torch.zeros(heads * width, dtype=out.dtype) if bias is None else bias
     operands = operands._replace(right=_right_of(operands, num_dst))
-    parallel.run(
+    cpu.run(
         _attention, num_dst, _GRAIN, _edges(entries), _operands(operands), _terms(terms, out.dtype),
         _flat(added, out.dtype), _score(score, heads, width), _mask(key, score), adds,
         out.flatten(1).numpy(), kept.numpy(),
@@ -429,7 +429,7 @@ def _attention_backward_cpu(
     entries = _contiguous(by_destination)
     of_right = torch.empty(num_dst, right.shape[1:].numel(), dtype=number)
     of_vector = np.zeros((blocks if vector is not None else 0, heads * width))
-    parallel.run(
+    cpu.run(
         _of_destinations, blocks, 1, rows_per_block, _edges(entries), *shared, of_right.numpy(),
         of_vector,
     )  # fmt: skip
@@ -440,7 +440,7 @@ def _attention_backward_cpu(
     of_edges = [
         None if it is None or not of_terms else it.new_zeros(len(it), heads) for it in terms
     ]
-    parallel.run(
+    cpu.run(
         _of_sources, num_src, _GRAIN, _edges(entries), *shared, left is None, of_values.numpy(),
         _matrix(of_left, number), _terms(EdgeTerms(*of_edges), number),
     )  # fmt: skip

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dgl_mgpu.ops import parallel
+from dgl_mgpu.ops import cpu
 from dgl_mgpu.ops.check import raise_at_bad_id
-from dgl_mgpu.ops.memory import (
+from dgl_mgpu.ops.cpu import (
     Rows,
     inline,
     kernel,
@@ -129,7 +129,7 @@ def find_edges(seeds: Tensor, graph: Rows, num_rows: int) -> np.ndarray:
     not in [0, num_rows).
     """
     ranges = np.empty((seeds.numel(), 4), dtype=np.int64)
-    places = parallel.run(
+    places = cpu.run(
         _find, len(ranges), _FIND_GRAIN, seeds.data_ptr(), seeds.element_size(), graph, num_rows,
         ranges,
     )  # fmt: skip
