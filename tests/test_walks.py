@@ -1,9 +1,4 @@
-"""The files that docs/architecture.md names on three ways through the package are those that run.
-
-On the way are the files of the call stacks at which something is done to what travels: an operator
-is started, a kernel of the CPU runs, a block or the loss is made.  What is only asked something in
-between, as for a dtype, is not on it.
-"""
+"""Three ways through the package lead through few files, those that docs/architecture.md names."""
 
 from __future__ import annotations
 
@@ -16,16 +11,20 @@ from types import CodeType, FrameType
 from typing import Any
 
 import dgl
+import dgl.function as fn
+import numpy as np
 import torch
-from dgl import function as fn
 
 import dgl_mgpu
 from dgl_mgpu.cli import main
+from dgl_mgpu.data import Dataset
 from dgl_mgpu.graph.dispatch import tensor_backed_graphs
 from dgl_mgpu.models.homogeneous import NodeModel
 from dgl_mgpu.ops import cpu, sample_future
 from dgl_mgpu.sampling import block_sampling
+from dgl_mgpu.store.memory.format import FeatureSource
 from dgl_mgpu.store.memory.segment import Segment
+from dgl_mgpu.store.memory.table import Table
 from dgl_mgpu.train.minibatch.samplers import SeedBatches
 from dgl_mgpu.train.minibatch.trainer import MiniBatchTrainer
 from dgl_mgpu.train.objectives import SingleLabel
@@ -35,93 +34,132 @@ PACKAGE = Path(dgl_mgpu.__file__).parent
 PAGE = (PACKAGE.parent / "docs" / "architecture.md").read_text()
 
 
-def named(beginning: str) -> set[str]:
-    """Files of the paragraph of the page that begins so."""
-    (paragraph,) = re.findall(rf"^{re.escape(beginning)}.*?\n\n", PAGE, re.DOTALL | re.MULTILINE)
-    return set(re.findall(r"`([\w/]+\.py)`", paragraph))
+def named(beginning: str, end: str) -> list[str]:
+    """Files that a sentence of the page names."""
+    sentence = re.search(f"{re.escape(beginning)}(.*?){re.escape(end)}\n", PAGE, re.DOTALL)
+    assert sentence
+    return sorted(re.findall(r"`([\w/]+\.py)`", sentence[1]))
 
 
-class Way:
-    """The files of the package on the stacks at which some functions are called."""
+class Walk:
+    """Files of the package whose functions are called, and those on the stack of some of them.
 
-    def __init__(self, *functions: Callable[..., Any]) -> None:
-        self.seen: dict[str, set[str]] = {}
-        self._names: dict[CodeType, str] = {
-            function.__code__: function.__qualname__ for function in functions
-        }
+    These functions do something to what the walk follows; the walk ends with ``last``.
+    """
 
-    def note(self, frame: FrameType, event: str, _: object) -> None:
-        """Called at every call, as a profiler."""
-        if event == "call" and frame.f_code in self._names:
-            files = self.seen.setdefault(self._names[frame.f_code], set())
-            at: FrameType | None = frame
-            while at is not None:
-                path = Path(at.f_code.co_filename)
-                if path.is_relative_to(PACKAGE):
-                    files.add(path.relative_to(PACKAGE).as_posix())
-                at = at.f_back
+    def __init__(self, *steps: Callable[..., Any], last: Callable[..., Any] | None = None) -> None:
+        self._steps: dict[CodeType, str] = {step.__code__: step.__qualname__ for step in steps}
+        self._last = None if last is None else last.__code__
+        self._taken: set[str] = set()
+        self.called: set[str] = set()
+        self._on_stack: set[str] = set()
 
     @contextmanager
-    def noted(self) -> Iterator[None]:
-        sys.setprofile(self.note)
+    def followed(self) -> Iterator[None]:
+        """Follow what is called within."""
+        sys.setprofile(self._note)
         try:
             yield
         finally:
             sys.setprofile(None)
 
-    def files(self) -> set[str]:
-        assert self.seen.keys() == set(self._names.values())
-        return set.union(*self.seen.values())
+    def _note(self, frame: FrameType, event: str, _: object) -> None:
+        if event != "call":
+            return
+        self.called |= self._files(frame)
+        if frame.f_code in self._steps:
+            self._taken.add(self._steps[frame.f_code])
+            at: FrameType | None = frame
+            while at is not None:
+                self._on_stack |= self._files(at)
+                at = at.f_back
+        if frame.f_code is self._last:
+            sys.setprofile(None)
+
+    @staticmethod
+    def _files(frame: FrameType) -> set[str]:
+        path = Path(frame.f_code.co_filename)
+        is_here = path.is_relative_to(PACKAGE) and frame.f_code.co_name != "<module>"
+        return {path.relative_to(PACKAGE).as_posix()} if is_here else set()
+
+    @property
+    def on_stack(self) -> set[str]:
+        """Files on the stack where each of the functions was called."""
+        assert self._taken == set(self._steps.values())
+        return self._on_stack
 
 
-def test_from_a_seed_to_its_loss(tmp_path, monkeypatch):
-    way = Way(
-        SeedBatches.__iter__,
-        sample_future.start,
-        cpu.run,
-        block_sampling.block_index_on_cpu,
+def test_from_a_seed_to_its_loss(tmp_path, monkeypatch, without_pictures):
+    walk = Walk(
+        SeedBatches.__iter__,  # seeds are drawn
+        sample_future.start,  # sampling is started
+        cpu.run,  # a kernel samples, numbers nodes, gathers
+        block_sampling.block_index_on_cpu,  # a block is made
         NodeModel.forward,
         SingleLabel.loss,
+        last=SingleLabel.loss,
     )
-    steps = MiniBatchTrainer._train_rounds
+    train = MiniBatchTrainer._train_rounds
 
-    def one_noted(*arguments: Any) -> Iterator[Any]:
-        rounds = steps(*arguments)
-        yield next(rounds)  # which fills caches
-        with way.noted():
-            second = next(rounds)
-        yield second
-        yield from rounds
+    def train_followed(*arguments: Any) -> Iterator[Any]:
+        steps = train(*arguments)
+        yield next(steps)  # which loads modules
+        with walk.followed():
+            step = next(steps)
+        yield step
+        yield from steps
 
-    monkeypatch.setattr(MiniBatchTrainer, "_train_rounds", one_noted)
-    monkeypatch.chdir(tmp_path)
-    words = [*SMALL, "trainer.epochs=1", f"hydra.run.dir={tmp_path}/run", f"data.root={tmp_path}"]
-    assert main(["train", *words]) == 0
-    assert way.files() == named("From the command line, a seed goes through")
+    monkeypatch.setattr(MiniBatchTrainer, "_train_rounds", train_followed)
+    options = f"data.root={tmp_path}", "trainer.epochs=1", f"hydra.run.dir={tmp_path / 'run'}"
+    assert main(["train", *SMALL, *options]) == 0
+    assert sorted(walk.on_stack) == named("a seed goes through", "has the loss.")
+    assert len(walk.on_stack) <= 24
+    assert len(walk.called | walk.on_stack) <= 47
+
+
+def dataset(folder: Path, num_nodes: int = 2000) -> Dataset:
+    """Nodes with five in-edges each, and features in a file."""
+    rng = np.random.default_rng(0)
+    np.save(folder / "feat.npy", rng.random((num_nodes, 16), dtype=np.float32))
+    nodes = np.arange(num_nodes)
+    return Dataset(
+        name="rows",
+        num_nodes=num_nodes,
+        num_classes=2,
+        indptr=np.arange(num_nodes + 1, dtype=np.int64) * 5,
+        indices=rng.integers(0, num_nodes, 5 * num_nodes),
+        labels=nodes % 2,
+        train=nodes[:100],
+        valid=nodes[100:110],
+        test=nodes[110:120],
+        node_features={"feat": np.load(folder / "feat.npy", mmap_mode="r")},
+    )
 
 
 def test_from_the_disk_to_a_kernel(tmp_path):
-    g = dgl.rand_graph(2000, 20000)
-    g.ndata["feat"] = torch.rand(2000, 16)
-    options = {"gpu_memory": "200KiB", "host_memory": 0, "disk_path": str(tmp_path)}
-    written, way = Way(Segment.write), Way(cpu.run)
-    with written.noted():
-        store = dgl_mgpu.GlobalStore.from_dgl(g, device="cpu", **options)
-    assert written.files() == named("Once it is planned, in shared memory, a row goes to the disk")
-    ids = torch.arange(2000)
-    with way.noted():
-        rows = store.gather("feat", ids)
-    assert torch.equal(rows, g.ndata["feat"])
-    assert "disk" in {memory for _, memory in store.graph.traffic.take().rows}
-    store.close()
-    assert way.files() == named("`GlobalStore.gather` reads it through")
+    data, ids = dataset(tmp_path), torch.arange(2000)
+    memory = {"gpu_memory": "8KiB", "host_memory": "220KiB", "disk_path": tmp_path}
+    build, gather = Walk(FeatureSource.bytes_of, Segment.write, Table._map), Walk()
+    with build.followed():
+        store = dgl_mgpu.GlobalStore.from_dataset(data, device="cpu", **memory)
+    with store:
+        assert store.plan.tables["node/_N/feat"].tiers[-1].memory == "disk"
+        store.gather("feat", ids)  # compiles the kernel
+        with gather.followed():
+            rows = store.gather("feat", ids)
+        assert np.array_equal(rows, data.node_features["feat"])
+    files = build.on_stack | gather.called
+    assert sorted(files) == named("a row from the disk goes through", "to the kernel.")
+    assert len(files) <= 13
 
 
 def test_from_update_all_to_a_kernel():
     with tensor_backed_graphs():
-        g = dgl.rand_graph(500, 5000)
-    g.ndata["h"] = torch.rand(500, 4)
-    way = Way(cpu.run)
-    with way.noted():
-        g.update_all(fn.copy_u("h", "m"), fn.sum("m", "sum"))
-    assert way.files() == named("On the CPU, `update_all` of a sum goes through")
+        g = dgl.rand_graph(50, 300)
+        g.ndata["h"] = torch.randn(50, 8).requires_grad_()
+        g.update_all(fn.copy_u("h", "m"), fn.sum("m", "out"))  # makes formats, loads modules
+        walk = Walk()
+        with walk.followed():
+            g.update_all(fn.copy_u("h", "m"), fn.sum("m", "out"))
+    assert sorted(walk.called) == named("`update_all` of a sum goes through", ".")
+    assert len(walk.called) <= 6
