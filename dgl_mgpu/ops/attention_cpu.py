@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dgl_mgpu.ops import parallel
+from dgl_mgpu.ops import cpu
 from dgl_mgpu.ops.attention import (
     INVERSE,
     KEPT,
@@ -35,7 +35,7 @@ from dgl_mgpu.ops.attention import (
     computed_in,
     products_of,
 )
-from dgl_mgpu.ops.memory import inline, kernel, load_id
+from dgl_mgpu.ops.cpu import inline, kernel, load_id
 from dgl_mgpu.ops.philox import ATTENTION_STREAM, philox
 
 #: Rows that are worth waking a thread for.
@@ -383,7 +383,7 @@ def _attend(
     entries = _contiguous(entries)
     added = torch.zeros(heads * width, dtype=out.dtype) if bias is None else bias
     operands = operands._replace(right=_right_of(operands, num_dst))
-    parallel.run(
+    cpu.run(
         _attention, num_dst, _GRAIN, _edges(entries), _operands(operands), _terms(terms, out.dtype),
         _flat(added, out.dtype), _score(score, heads, width), _mask(draws, score), adds,
         out.flatten(1).numpy(), kept.numpy(),
@@ -439,7 +439,7 @@ def _attention_backward_cpu(
     entries = _contiguous(by_destination)
     of_right = torch.empty(num_dst, right.shape[1:].numel(), dtype=number)
     of_vector = np.zeros((blocks if vector is not None else 0, heads * width))
-    parallel.run(
+    cpu.run(
         _of_destinations, blocks, 1, rows_per_block, _edges(entries), *shared, of_right.numpy(),
         of_vector,
     )  # fmt: skip
@@ -447,7 +447,7 @@ def _attention_backward_cpu(
     entries = _contiguous(by_source)
     of_values = torch.empty(num_src, heads * width, dtype=number)
     of_left = torch.empty(0, 0) if left is None else left.new_empty(left.shape, dtype=number)
-    parallel.run(
+    cpu.run(
         _of_sources, num_src, _GRAIN, _edges(entries), *shared, left is None, of_values.numpy(),
         _matrix(of_left, number), _terms(EdgeTerms(*of_terms), number),
     )  # fmt: skip

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.ops.check import check_integer, narrow_indptr
-from dgl_mgpu.ops.edges import HopsOptions
-from dgl_mgpu.ops.etype_blocks import SampledHops, TypedEdges, to_idtype, typed_hops_async
+from dgl_mgpu.ops.edges import HopsOptions, to_idtype
+from dgl_mgpu.ops.etype_blocks import SampledHops, TypedEdges, typed_hops_async
 from dgl_mgpu.ops.library import Operator
 from dgl_mgpu.ops.philox import SampleKey
 from dgl_mgpu.ops.sample_future import SampleFuture, start

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dgl_mgpu.ops import parallel
-from dgl_mgpu.ops.check import raise_at_bad_id
-from dgl_mgpu.ops.memory import (
+from dgl_mgpu.ops import cpu
+from dgl_mgpu.ops.check import check_ids, raise_at_bad_id
+from dgl_mgpu.ops.cpu import (
     Rows,
     inline,
     kernel,
@@ -21,7 +21,7 @@ from dgl_mgpu.ops.memory import (
     prefetch,
     segment_of,
 )
-from dgl_mgpu.ops.view import EIDS, INDPTR, PAIRED
+from dgl_mgpu.ops.view import EIDS, INDPTR, PAIRED, GraphView
 
 #: Seeds that are worth waking a thread for, to sample their edges and to find these.
 GRAIN, _FIND_GRAIN = 256, 1024
@@ -32,6 +32,16 @@ SEGMENT, FIRST_EDGE, DEGREE, SHIFT = range(4)
 LOOK_UP = "look up the edges of nodes"
 #: Seeds looked up ahead, at each of the two steps of the look-up.
 _AHEAD = 16
+_INT32_MAX = torch.iinfo(torch.int32).max
+
+
+def to_idtype(ids: Tensor, view: GraphView, num_nodes: int) -> Tensor:
+    """Ids in the graph's type; one that is no node stays none, and itself if that type has it."""
+    ids = check_ids(ids, "sample blocks", view.tiers.device)
+    if ids.dtype == torch.int64 and view.idtype == torch.int32:
+        # Without it, one in 2**32 would become a node.
+        ids = ids.clamp(-_INT32_MAX, max(_INT32_MAX, num_nodes))
+    return ids.to(view.idtype)
 
 
 class HopOptions(NamedTuple):
@@ -129,7 +139,7 @@ def find_edges(seeds: Tensor, graph: Rows, num_rows: int) -> np.ndarray:
     not in [0, num_rows).
     """
     ranges = np.empty((seeds.numel(), 4), dtype=np.int64)
-    places = parallel.run(
+    places = cpu.run(
         _find, len(ranges), _FIND_GRAIN, seeds.data_ptr(), seeds.element_size(), graph, num_rows,
         ranges,
     )  # fmt: skip

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from dgl_mgpu.errors import InvalidInputError
-from dgl_mgpu.ops.check import check_ids, check_integer, check_types, fanout_of
+from dgl_mgpu.ops.check import check_integer, check_types, fanout_of
+from dgl_mgpu.ops.edges import to_idtype
 from dgl_mgpu.ops.etype_hops import Hops
 from dgl_mgpu.ops.philox import SampleKey
 from dgl_mgpu.ops.sample_future import SampleFuture, start
@@ -24,16 +25,6 @@ from dgl_mgpu.ops.sample_weighted import EdgeTimes, weighting
 from dgl_mgpu.ops.view import GraphView, RowView, tiered_rows
 
 _ACTION = "sample blocks"
-_INT32_MAX = torch.iinfo(torch.int32).max
-
-
-def to_idtype(ids: Tensor, view: GraphView, num_nodes: int) -> Tensor:
-    """Ids in the graph's type; one that is no node stays none, and itself if that type has it."""
-    ids = check_ids(ids, _ACTION, view.tiers.device)
-    if ids.dtype == torch.int64 and view.idtype == torch.int32:
-        # Without it, one in 2**32 would become a node.
-        ids = ids.clamp(-_INT32_MAX, max(_INT32_MAX, num_nodes))
-    return ids.to(view.idtype)
 
 
 class TypedEdges(NamedTuple):

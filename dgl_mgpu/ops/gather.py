@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from dgl_mgpu.errors import InvalidInputError
+from dgl_mgpu.ops import cpu
 from dgl_mgpu.ops import device as gpu
-from dgl_mgpu.ops import parallel
 from dgl_mgpu.ops.check import (
     check_ids,
     check_integer,
@@ -22,10 +22,7 @@ from dgl_mgpu.ops.check import (
     raise_at_bad_id,
     raise_at_id_outside,
 )
-from dgl_mgpu.ops.device import Kernel, buckets_of, c_type, position_pointer, position_type
-from dgl_mgpu.ops.host_reads import HostCounters
-from dgl_mgpu.ops.library import Operator, Size, Written, call, direct
-from dgl_mgpu.ops.memory import (
+from dgl_mgpu.ops.cpu import (
     CACHE_LINE,
     Rows,
     copy_bytes,
@@ -37,6 +34,9 @@ from dgl_mgpu.ops.memory import (
     segment_in,
     segment_of,
 )
+from dgl_mgpu.ops.device import Kernel, buckets_of, c_type, position_pointer, position_type
+from dgl_mgpu.ops.host_reads import HostCounters
+from dgl_mgpu.ops.library import Operator, Size, Written, call, direct
 from dgl_mgpu.ops.spmm_layout import ELEMENTS
 from dgl_mgpu.ops.view import HOST_SMS, LISTED_ROWS, STOP, RowView, TieredRows, as_words
 
@@ -378,7 +378,7 @@ def _gather_mapped(
         held = torch.empty((min(step, count), *out.shape[1:]), dtype=stored)
     for begin in range(0, count, step):
         part = ids[begin : begin + step]
-        places = parallel.run(
+        places = cpu.run(
             _gather, len(part), max(1, _GRAIN_BYTES // max(row_bytes, 8)), held.data_ptr(),
             part.data_ptr(), ids.element_size(), table, num_rows, row_bytes,
         )  # fmt: skip

@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 
 from dgl_mgpu.errors import InvalidInputError
+from dgl_mgpu.ops import cpu
 from dgl_mgpu.ops import device as gpu
-from dgl_mgpu.ops import parallel
 from dgl_mgpu.ops.check import check_ids, check_integer, raise_at_bad_id, raise_at_id_outside
+from dgl_mgpu.ops.cpu import Rows, kernel, load_id, prefetch, rows_argument
 from dgl_mgpu.ops.device import Kernel, blocks_within, c_type, position_pointer, position_type
 from dgl_mgpu.ops.edges import DEGREE, FIRST_EDGE, GRAIN, SEGMENT, find_edges
 from dgl_mgpu.ops.library import Operator, Size
-from dgl_mgpu.ops.memory import Rows, kernel, load_id, prefetch, rows_argument
 from dgl_mgpu.ops.philox import (
     NEGATIVE_DESTINATION_STREAM,
     NEGATIVE_EDGE_STREAM,
@@ -297,7 +297,7 @@ def _failed(
     if rules.avoid_existing:
         ranges = find_edges(torch.from_numpy(destinations[pending]), graph, num_rows)
     failed = np.empty(len(pending), dtype=np.bool_)
-    parallel.run(
+    cpu.run(
         _test, len(pending), GRAIN, pending, sources, destinations, ranges, graph[1], width,
         rules.avoid_existing, rules.exclude_self_loops, failed,
     )  # fmt: skip
@@ -316,7 +316,7 @@ def _negative_edges_cpu(
     for attempt in range(max_tries):
         if len(pending) == 0:
             break
-        parallel.run(
+        cpu.run(
             _draw_edges, len(pending), GRAIN, pending, attempt, num_cols, num_rows, key, sources,
             destinations,
         )  # fmt: skip
@@ -346,7 +346,7 @@ def _negative_destinations_cpu(
     for attempt in range(rules.max_tries):
         if len(pending) == 0:
             break
-        parallel.run(
+        cpu.run(
             _draw_destinations, len(pending), GRAIN, pending, attempt, num_rows, key, source_of,
             blocks, destinations,
         )  # fmt: skip

@@ -11,8 +11,7 @@ from torch import Tensor
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.ops.blocks import check_one_node_type, hop_by_hop
 from dgl_mgpu.ops.check import check_integer
-from dgl_mgpu.ops.edges import HopsOptions
-from dgl_mgpu.ops.etype_blocks import to_idtype
+from dgl_mgpu.ops.edges import HopsOptions, to_idtype
 from dgl_mgpu.ops.library import Operator
 from dgl_mgpu.ops.philox import SampleKey
 from dgl_mgpu.ops.view import GraphView, TieredGraph, tiered_graph

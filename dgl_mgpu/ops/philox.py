@@ -31,8 +31,8 @@ from numba import types
 from torch import Tensor
 
 from dgl_mgpu.errors import InvalidInputError
-from dgl_mgpu.ops import parallel
-from dgl_mgpu.ops.memory import inline, intrinsic, kernel
+from dgl_mgpu.ops import cpu
+from dgl_mgpu.ops.cpu import inline, intrinsic, kernel
 
 #: Fourth counter word of neighbour sampling.
 SAMPLE_STREAM = 0
@@ -240,7 +240,7 @@ def draw_blocks(
         counters = [words.reshape(-1).contiguous() for words in (nodes, block, stream)]
         drawn = torch.empty(2, nodes.numel(), dtype=torch.int64)
         arrays = [words.numpy() for words in (*counters, *drawn)]
-        parallel.run(_draw_all, nodes.numel(), _GRAIN, *arrays[:3], key, *arrays[3:])
+        cpu.run(_draw_all, nodes.numel(), _GRAIN, *arrays[:3], key, *arrays[3:])
         first, second = drawn.view(2, *nodes.shape)
         return first, second
     c0, c1 = nodes & _LOW_WORD, _high(nodes)

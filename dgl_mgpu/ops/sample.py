@@ -16,9 +16,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dgl_mgpu.ops import cpu
 from dgl_mgpu.ops import device as gpu
-from dgl_mgpu.ops import parallel
 from dgl_mgpu.ops.check import check_ids, check_integer, check_types, fanout_of, raise_at_bad_id
+from dgl_mgpu.ops.cpu import (
+    CACHE_LINE,
+    copy_bytes,
+    inline,
+    kernel,
+    load_id,
+    prefetch,
+    rows_argument,
+    store_id,
+)
 from dgl_mgpu.ops.device import Kernel, buckets_of, c_type, position_pointer, position_type
 from dgl_mgpu.ops.edges import (
     DEGREE,
@@ -34,16 +44,6 @@ from dgl_mgpu.ops.edges import (
     stored_ids,
 )
 from dgl_mgpu.ops.library import Operator
-from dgl_mgpu.ops.memory import (
-    CACHE_LINE,
-    copy_bytes,
-    inline,
-    kernel,
-    load_id,
-    prefetch,
-    rows_argument,
-    store_id,
-)
 from dgl_mgpu.ops.philox import SAMPLE_STREAM, SampleKey, below, philox
 from dgl_mgpu.ops.sample_weighted import EdgeTimes, weighting
 from dgl_mgpu.ops.view import INDICES, GraphView, RowView, TieredRows, tiered_rows
@@ -371,7 +371,7 @@ def _sample_neighbors_cpu(
     total = int(indptr[-1])
     neighbors = torch.empty(total, dtype=idtype)
     eids = torch.empty(total, dtype=idtype)
-    parallel.run(
+    cpu.run(
         _fill, seeds.numel(), GRAIN, seeds.data_ptr(), seeds.element_size(), graph[1], ranges,
         indptr.numpy(), replace, largest if fanout >= 0 else 0, key, neighbors.data_ptr(),
         eids.data_ptr(), idtype.itemsize,

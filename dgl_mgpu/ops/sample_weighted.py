@@ -35,21 +35,8 @@ import torch
 from torch import Tensor
 
 from dgl_mgpu.errors import InvalidInputError, InvalidWeightError
-from dgl_mgpu.ops import parallel
-from dgl_mgpu.ops.edges import (
-    DEGREE,
-    FIRST_EDGE,
-    GRAIN,
-    SEGMENT,
-    SHIFT,
-    HopOptions,
-    edge_id,
-    find_edges,
-    new_sample,
-    stored_ids,
-)
-from dgl_mgpu.ops.library import Operator
-from dgl_mgpu.ops.memory import (
+from dgl_mgpu.ops import cpu
+from dgl_mgpu.ops.cpu import (
     Rows,
     inline,
     kernel,
@@ -63,6 +50,19 @@ from dgl_mgpu.ops.memory import (
     segment_of,
     store_id,
 )
+from dgl_mgpu.ops.edges import (
+    DEGREE,
+    FIRST_EDGE,
+    GRAIN,
+    SEGMENT,
+    SHIFT,
+    HopOptions,
+    edge_id,
+    find_edges,
+    new_sample,
+    stored_ids,
+)
+from dgl_mgpu.ops.library import Operator
 from dgl_mgpu.ops.philox import SAMPLE_STREAM, draw, exponential, mulhi64
 from dgl_mgpu.ops.view import INDICES, GraphView, RowView, TieredRows, tiered_rows
 
@@ -447,9 +447,7 @@ def _checked(
     ranges = find_edges(seeds, graph, num_rows)
     positive = np.empty(len(ranges), dtype=np.int64)
     largest = np.empty(len(ranges), dtype=np.float64)
-    bad = parallel.run(
-        _weigh, len(ranges), GRAIN, graph[1], width, weights, ranges, positive, largest
-    )
+    bad = cpu.run(_weigh, len(ranges), GRAIN, graph[1], width, weights, ranges, positive, largest)
     for place, edge in bad:
         if place >= 0:
             raise_bad_weight(int(seeds[place]), edge)
@@ -494,7 +492,7 @@ def _sample_neighbors_weighted(
     np.cumsum(counts, out=indptr.numpy()[1:])
     neighbors = torch.empty(int(indptr[-1]), dtype=idtype)
     eids = torch.empty_like(neighbors)
-    parallel.run(
+    cpu.run(
         _fill, len(ranges), GRAIN, seeds.data_ptr(), seeds.element_size(), graph[1], width,
         edge_weights, ranges, positive, largest, indptr.numpy(), replace, key, neighbors.data_ptr(),
         eids.data_ptr(),

@@ -23,12 +23,10 @@ import torch
 from torch import Tensor
 
 from dgl_mgpu.errors import InvalidInputError
+from dgl_mgpu.ops import cpu
 from dgl_mgpu.ops import device as gpu
-from dgl_mgpu.ops import parallel
 from dgl_mgpu.ops.check import check_ids, check_tensor, raise_at_id_outside
-from dgl_mgpu.ops.device import Kernel, c_type, position_pointer, position_type
-from dgl_mgpu.ops.library import Operator, Size, Written
-from dgl_mgpu.ops.memory import (
+from dgl_mgpu.ops.cpu import (
     Rows,
     copy_bytes,
     inline,
@@ -38,6 +36,8 @@ from dgl_mgpu.ops.memory import (
     rows_argument,
     segment_of,
 )
+from dgl_mgpu.ops.device import Kernel, c_type, position_pointer, position_type
+from dgl_mgpu.ops.library import Operator, Size, Written
 from dgl_mgpu.ops.view import RowView
 
 
@@ -404,7 +404,7 @@ def _scatter_rows_cpu(ids: Tensor, rows: Tensor, table: WrittenRows) -> None:
         return
     sorted_ids, order = _sorted(ids, num_rows, "write rows")
     row_bytes = rows.numel() // count * rows.element_size()
-    parallel.run(
+    cpu.run(
         _scatter, count, max(1, _GRAIN_BYTES // max(row_bytes, 8)), sorted_ids.data_ptr(),
         sorted_ids.element_size(), order.numpy(), rows.data_ptr(),
         rows_argument(tiers, pointers[:, None], position), shares.numpy(), row_bytes,
@@ -420,7 +420,7 @@ def _update_rows_cpu(
     if count == 0:
         return
     sorted_ids, order = _sorted(ids, num_rows, "update rows")
-    parallel.run(
+    cpu.run(
         _update, count, max(1, _GRAIN_BYTES // max(4 * gradients.numel() // count, 8)),
         sorted_ids.data_ptr(), sorted_ids.element_size(), order.numpy(),
         gradients.reshape(count, -1).numpy(), rows_argument(tiers, pointers, position),

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dgl_mgpu.ops import parallel
-from dgl_mgpu.ops.memory import kernel
+from dgl_mgpu.ops import cpu
+from dgl_mgpu.ops.cpu import kernel
 
 #: Groups worth a thread.
 _GRAIN = 1 << 9
@@ -32,7 +32,7 @@ def smallest_of_groups(values: Tensor, bounds: Tensor, most: Tensor) -> Tensor:
     if values.device.type == "cpu":
         chosen = torch.zeros(len(values), dtype=torch.bool)
         arrays = (it.contiguous().numpy() for it in (values, bounds, most))
-        parallel.run(_mark_smallest, len(most), _GRAIN, *arrays, chosen.numpy())
+        cpu.run(_mark_smallest, len(most), _GRAIN, *arrays, chosen.numpy())
         return chosen
     lengths = bounds.diff()
     groups = torch.arange(len(most), device=values.device)

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from dgl_mgpu.errors import InvalidInputError
-from dgl_mgpu.ops import parallel
+from dgl_mgpu.ops import cpu
 from dgl_mgpu.ops.check import DTYPES, ID_DTYPES, MAX_ROW_BYTES, check_tensor
+from dgl_mgpu.ops.cpu import inline, kernel, load_id, store_id
 from dgl_mgpu.ops.library import Operator, Sizes, Written, call
-from dgl_mgpu.ops.memory import inline, kernel, load_id, store_id
 
 OPS = ("add", "sub", "mul", "div", "copy_lhs", "copy_rhs")
 REDUCES = ("sum", "mean", "max", "min")
@@ -379,7 +379,7 @@ def _spmm_cpu(
     u_rows, u_columns = _rows(u, shape, number)
     e_rows, e_columns = _rows(e, shape, number)
     sums = torch.empty(len(out), out[0:1].numel() if len(out) else 0, dtype=number)
-    parallel.run(
+    cpu.run(
         _spmm, len(out), _GRAIN, _address(indptr), _address(indices), _address(eids),
         indptr.element_size(), u_rows, e_rows, u_columns, e_columns, OPS.index(op),
         REDUCES.index(reduce), sums.numpy(), _address(arg_u), _address(arg_e),

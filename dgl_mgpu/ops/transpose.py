@@ -11,9 +11,9 @@ from torch import Tensor
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.ops import device as gpu
 from dgl_mgpu.ops.check import check_ids, check_integer
+from dgl_mgpu.ops.cpu import kernel, load_id, scratch, store_id
 from dgl_mgpu.ops.device import Kernel, c_type
 from dgl_mgpu.ops.library import Operator, Size, call
-from dgl_mgpu.ops.memory import kernel, load_id, scratch, store_id
 from dgl_mgpu.ops.workspace import workspace
 
 _ACTION = "group edges by their other ends"

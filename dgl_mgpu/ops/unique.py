@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from dgl_mgpu.errors import IdOutOfRangeError, InvalidInputError
+from dgl_mgpu.ops import cpu
 from dgl_mgpu.ops import device as gpu
-from dgl_mgpu.ops import parallel
 from dgl_mgpu.ops.check import check_ids
+from dgl_mgpu.ops.cpu import count_bits, inline, kernel, load_id, scratch, store_id
 from dgl_mgpu.ops.device import Kernel, c_type
 from dgl_mgpu.ops.library import Operator
-from dgl_mgpu.ops.memory import count_bits, inline, kernel, load_id, scratch, store_id
 from dgl_mgpu.ops.workspace import NodePrefix, Workspace, beginning, workspace
 
 _ACTION = "append unique neighbors to seeds"
@@ -235,30 +235,30 @@ def _append_unique_cpu(seeds: Tensor, neighbors: Tensor) -> tuple[Tensor, Tensor
     total = num_seeds + num_neighbors
     ids = (seeds.data_ptr(), num_seeds, neighbors.data_ptr(), width)
 
-    bounds = np.array(parallel.split(total, _GRAIN), dtype=np.int64)
+    bounds = np.array(cpu.split(total, _GRAIN), dtype=np.int64)
     chunks = len(bounds) - 1
     buckets = 1
     while buckets * _BUCKET < total and buckets < _MAX_BUCKETS:
         buckets *= 2
     counts = np.empty((chunks, buckets), dtype=np.int64)
-    for place in parallel.run(_count, chunks, 1, bounds, *ids, counts):
+    for place in cpu.run(_count, chunks, 1, bounds, *ids, counts):
         if place >= 0:
             raise_at_negative_id(torch.cat([seeds, neighbors]), place)
     starts = np.empty(buckets + 1, dtype=np.int64)
     _offsets(counts, starts)
     keys, places = scratch("unique_keys", total), scratch("unique_places", total)
-    parallel.run(_deal, chunks, 1, bounds, *ids, counts, keys, places)
+    cpu.run(_deal, chunks, 1, bounds, *ids, counts, keys, places)
 
     local = torch.empty_like(neighbors)
     first = local.data_ptr()
-    parallel.run(_find_first, buckets, 1, starts, keys, places, num_seeds, first, width)
+    cpu.run(_find_first, buckets, 1, starts, keys, places, num_seeds, first, width)
 
     words = -(-total // _WORD)
     bits, before = scratch("unique_bits", words), scratch("unique_before", words)
-    parallel.run(_mark_new, words, _GRAIN // _WORD, num_seeds, total, first, width, bits, before)
+    cpu.run(_mark_new, words, _GRAIN // _WORD, num_seeds, total, first, width, bits, before)
     nodes = torch.empty(_prefix_sum(before), dtype=seeds.dtype)
     nodes[:num_seeds] = seeds
-    parallel.run(
+    cpu.run(
         _number, num_neighbors, _GRAIN, num_seeds, neighbors.data_ptr(), width, bits, before,
         nodes.data_ptr(), first,
     )  # fmt: skip

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from dgl_mgpu.errors import InvalidInputError
+from dgl_mgpu.ops import cpu
 from dgl_mgpu.ops import device as gpu
-from dgl_mgpu.ops import parallel
 from dgl_mgpu.ops.check import (
     check_ids,
     check_integer,
@@ -21,10 +21,7 @@ from dgl_mgpu.ops.check import (
     raise_at_bad_id,
     raise_at_id_outside,
 )
-from dgl_mgpu.ops.device import Kernel, blocks_within, c_type
-from dgl_mgpu.ops.edges import edge_id, row_bounds, stored_ids
-from dgl_mgpu.ops.library import Operator, Sizes, Written
-from dgl_mgpu.ops.memory import (
+from dgl_mgpu.ops.cpu import (
     Rows,
     kernel,
     load_id,
@@ -34,6 +31,9 @@ from dgl_mgpu.ops.memory import (
     rows_argument,
     segment_of,
 )
+from dgl_mgpu.ops.device import Kernel, blocks_within, c_type
+from dgl_mgpu.ops.edges import edge_id, row_bounds, stored_ids
+from dgl_mgpu.ops.library import Operator, Sizes, Written
 from dgl_mgpu.ops.philox import WALK_STREAM, SampleKey, below, philox
 from dgl_mgpu.ops.view import INDICES, GraphView
 from dgl_mgpu.ops.workspace import NodePrefix, Workspace, beginning, workspace
@@ -413,7 +413,7 @@ def _random_walk_cpu(
     taken = np.empty((0, 0), dtype=np.int64) if edges is None else edges.numpy()
     graphs = [rows_argument(*view) for view in zip(tiers, pointers, positions, strict=True)]
     for step, stop in enumerate(stops):
-        parallel.run(
+        cpu.run(
             _step, len(traces), _GRAIN, step, walks.numpy(), graphs[step % len(graphs)],
             idtype.itemsize, stop, key, traces.numpy(), taken,
         )  # fmt: skip
@@ -433,7 +433,7 @@ def _pinsage_neighbors_cpu(
     )
     neighbors = torch.empty((seeds.numel(), num_neighbors), dtype=torch.int64)
     counts = torch.empty_like(neighbors)
-    parallel.run(
+    cpu.run(
         _select, len(neighbors), _GRAIN, traces.numpy(), num_walks, len(path.tiers),
         neighbors.numpy(), counts.numpy(),
     )  # fmt: skip

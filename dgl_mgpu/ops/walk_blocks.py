@@ -16,7 +16,7 @@ from torch import Tensor
 
 from dgl_mgpu.ops import device as gpu
 from dgl_mgpu.ops.check import check_integer, raise_at_bad_id
-from dgl_mgpu.ops.etype_blocks import to_idtype
+from dgl_mgpu.ops.edges import to_idtype
 from dgl_mgpu.ops.library import Operator
 from dgl_mgpu.ops.padded_blocks import max_sizes
 from dgl_mgpu.ops.philox import SampleKey

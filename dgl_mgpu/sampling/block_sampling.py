@@ -6,18 +6,17 @@ import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from dgl.base import EID, NID
-from dgl.frame import Frame
 from dgl.graph_index import from_coo
 from dgl.heterograph import DGLBlock, DGLGraph
 from dgl.heterograph_index import create_heterograph_from_relations, create_unitgraph_from_csr
 from dgl.utils import toindex
 
 from dgl_mgpu.errors import InvalidInputError, InvalidWeightError
-from dgl_mgpu.graph.block_frames import Features
+from dgl_mgpu.graph.block_frames import BlockFrame, ColumnSource, Features
 from dgl_mgpu.graph.blocks import BlockTypes, block_types
 from dgl_mgpu.graph.dispatch import is_passed_as_tensor
 from dgl_mgpu.graph.errors import as_dgl_error
@@ -93,58 +92,63 @@ def visited_block(block: VisitedBlock, etype: CanonicalEtype) -> EtypeBlock:
     return EtypeBlock({etype: edges}, {etype[0]: block.src_nodes}, {etype[0]: block.num_dst})
 
 
-class BlockFeatures(Protocol):
-    """Features of a graph, for blocks of it."""
-
-    def of_blocks(self) -> Features:
-        """For blocks that are yet to be made of tensors."""
-
-    def add_to_block(self, block: DGLGraph) -> None:
-        """Give a block the features of its nodes and edges, by their ids."""
-
-
 def dgl_blocks(
     sampled: Sequence[EtypeBlock],
-    graph: Any,
+    ntypes: Sequence[str],
+    canonical_etypes: Sequence[CanonicalEtype],
     seeds: Mapping[str, torch.Tensor],
-    features: BlockFeatures | None = None,
-) -> list[DGLGraph]:
-    """Sampled hops as DGL's blocks, which have ``features``; on the CPU DGL's C++ holds them.
+    features: Features | None = None,
+) -> list[DGLBlock]:
+    """Sampled hops as DGL's blocks; on the CPU DGL's C++ holds them.
 
-    Other parameters are those of :func:`tensor_blocks`.
+    Parameters are those of :func:`tensor_blocks`.
     """
     if sampled and is_passed_as_tensor(next(iter(sampled[0].src_nodes.values()))):
-        columns = None if features is None else features.of_blocks()
-        return tensor_blocks(sampled, graph.ntypes, graph.canonical_etypes, seeds, columns)
-    blocks = [_block_on_cpu(hop, graph, seeds) for hop in sampled]
+        return tensor_blocks(sampled, ntypes, canonical_etypes, seeds, features)
+    of_nodes: dict[str, ColumnSource] = {}
+    of_edges: dict[CanonicalEtype, ColumnSource] = {}
     if features is not None:
-        for block in blocks:
-            features.add_to_block(block)
-    return blocks
+        of_nodes = dict(zip(ntypes, features.of_nodes, strict=True))
+        of_edges = dict(zip(canonical_etypes, features.of_edges, strict=True))
+    return [_block_on_cpu(hop, sorted(ntypes), seeds, of_nodes, of_edges) for hop in sampled]
 
 
-def _block_on_cpu(sampled: EtypeBlock, graph: Any, seeds: Mapping[str, torch.Tensor]) -> DGLGraph:
-    none = torch.empty(0, dtype=graph.idtype)
-    ntypes, etypes = sorted(graph.ntypes), sorted(sampled.edges)
+def _block_on_cpu(
+    sampled: EtypeBlock,
+    ntypes: Sequence[str],
+    seeds: Mapping[str, torch.Tensor],
+    of_nodes: Mapping[str, ColumnSource],
+    of_edges: Mapping[CanonicalEtype, ColumnSource],
+) -> DGLBlock:
+    none = next(iter(sampled.src_nodes.values()))[:0]
+    etypes = sorted(sampled.edges)
     # Nodes of types without edges are their own sources.
     sources = [sampled.src_nodes.get(ntype, seeds.get(ntype, none)) for ntype in ntypes]
-    targets = [
-        nodes[: sampled.num_dst.get(ntype, len(nodes))]
-        for ntype, nodes in zip(ntypes, sources, strict=True)
+    num_src = [len(nodes) for nodes in sources]
+    num_dst = [
+        sampled.num_dst.get(ntype, count) for ntype, count in zip(ntypes, num_src, strict=True)
     ]
     numbers = {ntype: number for number, ntype in enumerate(ntypes)}
     index = block_index_on_cpu(
-        [len(nodes) for nodes in sources],
-        [len(nodes) for nodes in targets],
+        num_src,
+        num_dst,
         [(numbers[source], numbers[target]) for source, _, target in etypes],
-        [_csc(sampled.edges[etype], graph.idtype) for etype in etypes],
+        [_csc(sampled.edges[etype]) for etype in etypes],
     )
+    eids = [sampled.edges[etype].eids for etype in etypes]
     return DGLBlock(
         index,
         (ntypes, ntypes),
         [etype for _, etype, _ in etypes],
-        node_frames=[Frame({NID: nodes}) for nodes in (*sources, *targets)],
-        edge_frames=[Frame({EID: sampled.edges[etype].eids}) for etype in etypes],
+        node_frames=[
+            BlockFrame(NID, nodes, count, of_nodes.get(ntype))
+            for counts in (num_src, num_dst)
+            for ntype, nodes, count in zip(ntypes, sources, counts, strict=True)
+        ],
+        edge_frames=[
+            BlockFrame(EID, ids, len(ids), of_edges.get(etype))
+            for etype, ids in zip(etypes, eids, strict=True)
+        ],
     )
 
 
@@ -176,10 +180,10 @@ def _metagraph(num_srctypes: int, num_dsttypes: int, ends: tuple[tuple[int, int]
     return from_coo(num_srctypes + num_dsttypes, sources, targets, True)
 
 
-def _csc(edges: BlockEdges, idtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _csc(edges: BlockEdges) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     # Edge ids are positions, which DGL would assume; but its CPU kernels for edge features refuse a
     # graph without explicit ids.
-    count = len(edges.src)
+    count, idtype = len(edges.src), edges.src.dtype
     indptr = narrow_indptr(edges.indptr, count, idtype, "make a block")
     return indptr, edges.src, torch.arange(count, dtype=idtype)
 

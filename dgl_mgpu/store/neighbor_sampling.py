@@ -227,7 +227,9 @@ class StoreSampler:
         structure = self.structure
         # Those of types without edges, which hops leave out.
         seeds = {} if structure.is_homogeneous else structure.seeds_by_ntype(nodes)
-        blocks = dgl_blocks(hops, structure, seeds, self.features)
+        blocks = dgl_blocks(
+            hops, structure.ntypes, structure.canonical_etypes, seeds, self.features.of_blocks()
+        )
         inputs = nodes
         if blocks and structure.is_homogeneous:
             (inputs,) = hops[0].src_nodes.values()  # without looking at the block's features

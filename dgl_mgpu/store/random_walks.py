@@ -336,7 +336,7 @@ class RandomWalker:
             self.structure.view(etype)  # raises if the store was closed since
             layers = visited.result()
             sampled = [visited_block(layer, etype) for layer in layers]
-            filled = dgl_blocks(sampled, self.structure, seeds)
+            filled = dgl_blocks(sampled, self.structure.ntypes, [etype], seeds)
             for block, layer in zip(filled, layers, strict=True):
                 block.edata[_VISITS] = layer.counts
             return filled[0].srcdata[dgl.NID] if filled else nodes, nodes, filled

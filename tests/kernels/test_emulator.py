@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from dgl_mgpu.ops.cpu import kernel
 from dgl_mgpu.ops.device import Kernel, struct
-from dgl_mgpu.ops.memory import kernel
 from dgl_mgpu.ops.philox import philox
 from tests.kernels.emulator import EmulatedDriver, EmulationError
 from tests.ops.views import LAYOUTS, power_law_graph, row_view

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from dgl_mgpu.ops.memory import kernel
+from dgl_mgpu.ops.cpu import kernel
 from dgl_mgpu.ops.philox import philox
 from dgl_mgpu.ops.view import PAIRED
 from dgl_mgpu.utils.resources import resource_folder

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 
 from dgl_mgpu.errors import ConfigError, InvalidInputError
-from dgl_mgpu.ops import parallel
+from dgl_mgpu.ops import cpu
 from dgl_mgpu.ops.check import check_integer
-from dgl_mgpu.ops.memory import kernel
+from dgl_mgpu.ops.cpu import kernel
 from dgl_mgpu.ops.philox import philox, splitmix64
 from dgl_mgpu.placement import Plan, TablePlan
 from dgl_mgpu.store.graph_structure import node_table, state_table
@@ -216,7 +216,7 @@ class UniformRows:
     def __getitem__(self, ids: np.ndarray) -> np.ndarray:
         rows = np.empty((len(ids), self.shape[1]), np.float32)
         ids = np.ascontiguousarray(ids, np.int64)
-        parallel.run(_draw, len(ids), _GRAIN, ids, rows, np.float32(self._bound), self._key)
+        cpu.run(_draw, len(ids), _GRAIN, ids, rows, np.float32(self._bound), self._key)
         return rows
 
 

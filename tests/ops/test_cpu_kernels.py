@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from dgl_mgpu.ops import parallel
-from dgl_mgpu.ops.memory import kernel
+from dgl_mgpu.ops import cpu
+from dgl_mgpu.ops.cpu import kernel
 
 
 @kernel
@@ -30,7 +30,7 @@ def threads():
 
 def check_cover(total: int, grain: int) -> None:
     counts = np.zeros(total, dtype=np.int64)
-    begins = parallel.run(add_one, total, grain, counts)
+    begins = cpu.run(add_one, total, grain, counts)
     assert (counts == 1).all()
     assert begins == sorted(begins) and begins[0] == 0
 
@@ -43,28 +43,28 @@ def test_every_item_once(threads, number, total):
 
 
 def test_without_openmp(threads, monkeypatch):
-    monkeypatch.setattr(parallel, "_team", None)
+    monkeypatch.setattr(cpu, "_team", None)
     threads(3)
     check_cover(1000, 3)
 
 
 def test_small_inputs_run_on_the_calling_thread(threads):
     threads(4)
-    seen = parallel.run(lambda begin, end: (begin, end, threading.get_ident()), 19, 10)
+    seen = cpu.run(lambda begin, end: (begin, end, threading.get_ident()), 19, 10)
     assert seen == [(0, 19, threading.get_ident())]
 
 
 @pytest.mark.parametrize("team", [True, False])
 def test_an_error_reaches_the_caller(threads, monkeypatch, team):
     if not team:
-        monkeypatch.setattr(parallel, "_team", None)
+        monkeypatch.setattr(cpu, "_team", None)
     threads(2)
 
     def fail(begin, end):
         raise RuntimeError(f"at {begin}")
 
     with pytest.raises(RuntimeError, match="at "):
-        parallel.run(fail, 100, 1)
+        cpu.run(fail, 100, 1)
     check_cover(1000, 3)
 
 
