@@ -140,7 +140,8 @@ def test_rows_outside_of_models_are_normalised_on_request(ranks):
 
 def _after_the_graph() -> None:
     pg = dgl_mgpu.partition_graph(homogeneous())
-    norm, rows = torch.nn.BatchNorm1d(5), torch.randn(pg.num_nodes(), 5)
+    norm = torch.nn.BatchNorm1d(5).to(pg.device)
+    rows = torch.randn(pg.num_nodes(), 5, device=pg.device)
     with pytest.raises(UnsupportedByPartitionError):
         norm(rows)
     del pg
