@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -12,7 +13,6 @@ EXTRAS = {
     "matplotlib": "plots",
     "mlflow": "mlflow",
     "ogb": "ogb",
-    "pandas": "ogb",
     "tensorboard": "tensorboard",
     "wandb": "wandb",
 }
@@ -38,9 +38,22 @@ def required(asked: str) -> Iterator[None]:
         package = (error.name or "").partition(".")[0]
         if package not in EXTRAS:
             raise
-        raise UnavailableError(
-            asked, f"{package} is not installed", f"{install_command(EXTRAS[package])}"
-        ) from error
+        raise _not_installed(package, asked) from error
+
+
+def require(package: str, asked: str) -> None:
+    """Raise UnavailableError, as `required`, if one of `EXTRAS` is not installed."""
+    if not is_installed(package):
+        raise _not_installed(package, asked)
+
+
+def is_installed(package: str) -> bool:
+    """Whether a package can be imported; it is not."""
+    return importlib.util.find_spec(package) is not None
+
+
+def _not_installed(package: str, asked: str) -> UnavailableError:
+    return UnavailableError(asked, f"{package} is not installed", install_command(EXTRAS[package]))
 
 
 def install_command(extra: str) -> str:

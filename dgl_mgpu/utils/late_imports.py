@@ -1,8 +1,8 @@
-"""Packages that another package imports at its own import, but that are loaded at their first use.
+"""Packages that another one imports at its own import, but that are loaded at their first use.
 
-``importlib.util.LazyLoader`` would leave its modules to everybody: whoever goes over all modules, as
-`inspect` does, would load them. Here they are seen by who imports them inside of `late_imports`, and by
-nobody else.
+``importlib.util.LazyLoader`` would leave its modules to everybody: whoever goes over all modules,
+as `inspect` does, would load them. Here they are seen by who imports them inside of
+`late_imports`, and by nobody else.
 """
 
 from __future__ import annotations
