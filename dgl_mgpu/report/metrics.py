@@ -51,6 +51,8 @@ class MetricsLog:
                 file.writelines(_epoch_line(report).encode() for report in self.history)
         self._file = self.path.open("a", encoding="utf-8")
         self._loggers = loggers
+        for report in self.history:
+            self._tell_loggers(report)
 
     def append(self, report: EpochReport) -> None:
         """Write one epoch, merged over the ranks; InvalidInputError if it is not the next one."""
@@ -62,8 +64,7 @@ class MetricsLog:
             )
         self._write(_epoch_line(report))
         self.history.append(report)
-        for logger in self._loggers:
-            logger.log(scalars(report), report.epoch)
+        self._tell_loggers(report)
 
     def summary(self, values: Mapping[str, Any]) -> None:
         """Write the line that closes a run, with any values of the whole of it."""
@@ -80,6 +81,10 @@ class MetricsLog:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+    def _tell_loggers(self, report: EpochReport) -> None:
+        for logger in self._loggers:
+            logger.log(scalars(report), report.epoch)
 
     def _write(self, line: str) -> None:
         self._file.write(line)
