@@ -3,7 +3,7 @@
 #   make test    the tests that any change can break; make test-rest, the others; make test-all, the long ones too
 #   make test-gpu sanitize-gpu bench-gpu    what needs GPUs
 #   make faults    processes killed, stopped and starved at random, hundreds of times
-#   make lint type docs wheel test-wheel bench clean
+#   make lint type docs wheel test-wheel dist bench clean
 # Options of the main job:  make train ARGS="trainer.epochs=2 trainer.ranks=2"
 
 PYTHON ?= $(shell for v in python3.12 python3.11 python3; do \
@@ -13,7 +13,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: train test test-rest test-all test-gpu sanitize-gpu faults lint type docs wheel test-wheel bench bench-gpu clean setup
+.PHONY: train test test-rest test-all test-gpu sanitize-gpu faults lint type docs wheel dist test-wheel bench bench-gpu clean setup
 .DEFAULT_GOAL := train
 
 setup: $(VENV)/.ready
@@ -112,6 +112,23 @@ $(VENV)/.docs-ready: $(VENV)/.ready
 wheel: setup
 	rm -rf dist
 	$(BIN)/python -m build --wheel --outdir dist .
+
+# What a release uploads: the wheel and the source, the same bits whoever builds them of a commit.
+# `cmp` proves it for this machine, by a build from a copy elsewhere.
+dist: export SOURCE_DATE_EPOCH = $(shell git log -1 --format=%ct)
+dist: $(VENV)/.release-ready
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist .
+	set -e; again=$$(mktemp -d); trap 'rm -rf "$$again"' EXIT; \
+	git archive HEAD | tar -x -C "$$again"; \
+	$(BIN)/python -m build --outdir "$$again/dist" "$$again"; \
+	for file in dist/*; do cmp "$$file" "$$again/$$file"; done
+	$(BIN)/twine check --strict dist/*
+	$(BIN)/check-wheel-contents dist/*.whl
+
+$(VENV)/.release-ready: $(VENV)/.ready
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c .ci/constraints.txt -e ".[release]"
+	@touch $@
 
 # The wheel alone, in an empty environment and outside the checkout, runs the main job. Of what it
 # installs it imports little, and compiles that alone to bytecode.

@@ -21,10 +21,11 @@ import dgl_mgpu  # noqa: E402, F401  (lets DGL import)
 
 project = "dgl_mgpu"
 root_doc = "docs/index"
-include_patterns = ["*.md", "docs/**.md"]
+include_patterns = ["*.md", "docs/**.md", "docs/notebooks/*.ipynb"]
 exclude_patterns = [".*", "data", "outputs", "dist", "build", "docs/_build"]
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "numpydoc", "generated"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "numpydoc", "generated"]
+nb_execution_mode = "off"  # the tests run notebooks, and compare what they show
 myst_heading_anchors = 4  # those that GitHub gives to headings
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # types stand in the docstrings, with shapes and units

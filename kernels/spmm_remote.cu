@@ -13,6 +13,11 @@
 #include "join.cuh"
 #include "spmm.cuh"
 
+// Before sm_80 a lane waits for each of its copies.
+#if !defined(DGL_MGPU_EMULATED) && __CUDA_ARCH__ >= 800
+#define DGL_MGPU_COPIES_ASYNC
+#endif
+
 namespace dgl_mgpu {
 
 constexpr int kThreads = 256;
@@ -23,10 +28,10 @@ constexpr int kReads = 4;
 // Warps that a multiprocessor is to hold, which bounds the registers of a thread.
 constexpr int kResidentWarps = 24;
 
-// Copies from any memory into shared memory; returns at once.
+// Copies from any memory into shared memory; returns at once where that can be.
 template <typename Piece>
 __device__ __forceinline__ void copy_async(Piece* to, const Piece* from) {
-#ifdef DGL_MGPU_EMULATED
+#ifndef DGL_MGPU_COPIES_ASYNC
   *to = *from;
 #else
   if constexpr (sizeof(Piece) < 4) {
@@ -47,7 +52,7 @@ __device__ __forceinline__ void copy_async(Piece* to, const Piece* from) {
 
 // Ends a group of copies, which may be empty.
 __device__ __forceinline__ void end_group() {
-#ifndef DGL_MGPU_EMULATED
+#ifdef DGL_MGPU_COPIES_ASYNC
   asm volatile("cp.async.commit_group;" ::: "memory");
 #endif
 }
@@ -55,7 +60,7 @@ __device__ __forceinline__ void end_group() {
 // Waits for all groups but the `kLater` last ones.
 template <int kLater>
 __device__ __forceinline__ void wait_for_group() {
-#ifndef DGL_MGPU_EMULATED
+#ifdef DGL_MGPU_COPIES_ASYNC
   asm volatile("cp.async.wait_group %0;" ::"n"(kLater) : "memory");
 #endif
 }

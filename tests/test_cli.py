@@ -62,6 +62,7 @@ from tests.docs.pages import ROOT
         (["train", "mode=fullgraph", "model=gcn", "fullgraph.activations=int8"], "bfloat16"),
         (["train", "mode=fullgraph", "model=pinsage"], "random walks"),
         (["train", "mode=fullgraph", "trainer.count_accesses=true"], "mode=minibatch"),
+        (["train", "trainer.loggers=[wand]"], "did you mean 'wandb'"),
         (["train", "mode=fullgraph", "store.feature_dtypes.feat=float16"], "without a store"),
         (["train", "store.device=cuda", "sampler.num_workers=2"], "use sampler.num_workers=0"),
         (["train", "trainer.precision=float8"], "bfloat16"),
@@ -356,7 +357,7 @@ def test_a_new_run_leaves_another_ones_folder_as_it_is(tmp_path, monkeypatch, ca
     first = ["train", f"hydra.run.dir={tmp_path}/${{model.name}}", "trainer.ranks=2"]
     assert main(first) == 0
     seconds = StageSeconds(evaluate=0.0, total=1.0)
-    with MetricsLog(folder, tensorboard=False) as log:
+    with MetricsLog(folder) as log:
         log.append(EpochReport(1, 1, 1, 1.0, 1.0, None, None, seconds, (), 1))
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     assert main(["train", f"hydra.run.dir={folder}", "trainer.lr=0.5"]) == 1
@@ -391,7 +392,7 @@ def test_new_runs_leave_the_folder_of_others_as_it_is(tmp_path, monkeypatch, cap
     seconds = StageSeconds(evaluate=0.0, total=1.0)
 
     def train(config, folder):
-        with MetricsLog(folder, tensorboard=False) as log:
+        with MetricsLog(folder) as log:
             log.append(EpochReport(1, 1, 1, 1.0, 1.0, None, None, seconds, (), 1))
 
     monkeypatch.setattr("dgl_mgpu.train.run.train", train)

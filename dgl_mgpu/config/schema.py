@@ -165,6 +165,8 @@ class TrainerConfig:
     computed under autocast; with ``cuda_graphs`` true, on GPUs each by a captured CUDA graph
     (:class:`dgl_mgpu.CapturedStep`), ``auto`` for that where it can be. ``profile`` steps of the
     first rank are traced once it has warmed up (:class:`dgl_mgpu.report.profile.Profile`).
+    ``loggers`` are those of :mod:`dgl_mgpu.report.loggers` that get each epoch's metrics, a list of
+    names, or ``auto`` for TensorBoard where it is installed.
     A loss that is NaN or infinite is warned of, or with ``terminate_on_nan`` ends the run; such an
     epoch is never the best one. When a rank is lost, all are started again from the last
     checkpoint, ``max_restarts`` times at most in a run. A run in which no rank advances for
@@ -185,6 +187,7 @@ class TrainerConfig:
     precision: str = "float32"
     cuda_graphs: Any = "auto"
     profile: int = 0
+    loggers: Any = "auto"
     terminate_on_nan: bool = False
     resume: str | None = None
     max_restarts: int = 0

@@ -395,6 +395,13 @@ REPLACEMENTS = tuple(_replacements())
 
 SURROUNDINGS: tuple[Surrounding, ...] = (
     Surrounding(
+        "dgl",
+        "dgl:packages_at_their_first_use",
+        (DGL,),
+        "imports pandas, SciPy, networkx and requests for a few functions: two thirds of the time "
+        "that its import takes; and pandas and ogb without requiring them",
+    ),
+    Surrounding(
         "dgl.backend",
         "backend:pytorch_by_default",
         (DGL,),

@@ -27,10 +27,9 @@ from dgl_mgpu.report.epoch import (
 )
 from dgl_mgpu.report.metrics import METRICS_FILE, read_metrics
 from dgl_mgpu.report.placement import is_on_cpu, tier_bandwidths
-from dgl_mgpu.report.placement_plot import plot_placements
-from dgl_mgpu.report.plots import plot_curves
 from dgl_mgpu.report.profile import TIMELINE_FILE, TRACE_FILE, StepProfile, read_profile
 from dgl_mgpu.utils.atomic_write import atomic_write
+from dgl_mgpu.utils.extras import EXTRAS, install_command, is_installed
 from dgl_mgpu.utils.units import human_bytes, human_count, human_seconds, human_share
 
 REPORT_FILE = "report.html"
@@ -91,9 +90,11 @@ def write_report(
         "title": title,
         "reports": reports,
         "overview": _overview(reports, summary or last_line or {}, profile),
+        "curves": None,
         "several_ranks": any(report.ranks > 1 for report in reports),
         "within_others": not WITHIN_OTHERS.isdisjoint(stage_names(reports)),
         "placement": None,
+        "without_pictures": None,
         "tiers": _tiers(reports),
         "links": _links(reports, plan),
         "bytes_by_epoch": _bytes_by_epoch(reports),
@@ -103,14 +104,14 @@ def write_report(
     }
     if reports:
         content |= {
-            "curves": _picture(lambda file: plot_curves(reports, file, title)),
             "meaning": MEANINGS.get(reports[0].metric_name),
             "epochs": _epochs(reports),
             "stages": _stages(reports),
         }
-    if plan is not None:
-        titles = [f"policy {plan.policy} on {plan.topology}"]
-        content["placement"] = _picture(lambda file: plot_placements([plan], file, titles))
+    if is_installed("matplotlib"):
+        content |= _pictures(reports, title, plan)
+    else:
+        content["without_pictures"] = install_command(EXTRAS["matplotlib"])
     if profile is not None:
         timeline = folder / TIMELINE_FILE
         content |= {
@@ -130,6 +131,19 @@ def write_report(
     with atomic_write(folder / REPORT_FILE) as file:
         file.write(page.lstrip().encode())
     return folder / REPORT_FILE
+
+
+def _pictures(reports: list[EpochReport], title: str, plan: Plan | None) -> dict[str, str]:
+    from dgl_mgpu.report.placement_plot import plot_placements
+    from dgl_mgpu.report.plots import plot_curves
+
+    pictures = {}
+    if reports:
+        pictures["curves"] = _picture(lambda file: plot_curves(reports, file, title))
+    if plan is not None:
+        titles = [f"policy {plan.policy} on {plan.topology}"]
+        pictures["placement"] = _picture(lambda file: plot_placements([plan], file, titles))
+    return pictures
 
 
 def environment() -> dict[str, str]:

@@ -5,9 +5,6 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.colors import LinearSegmentedColormap, to_hex
-from matplotlib.patches import Arc, Patch, Rectangle
 
 from dgl_mgpu.placement import Load, Plan
 from dgl_mgpu.report.colours import LOCATION_COLOURS
@@ -19,7 +16,13 @@ from dgl_mgpu.report.placement import (
     is_on_cpu,
     is_shared,
 )
+from dgl_mgpu.utils.extras import required
 from dgl_mgpu.utils.units import human_bytes
+
+with required("draw a picture"):
+    from matplotlib.axes import Axes
+    from matplotlib.colors import LinearSegmentedColormap, to_hex
+    from matplotlib.patches import Arc, Patch, Rectangle
 
 #: From an idle link to one that is always busy, by lightness alone, for every kind of eyesight.
 BUSY = LinearSegmentedColormap.from_list("busy", ["#d9d9d9", "#c994c7", "#ce1256", "#3f0021"])

@@ -1,22 +1,20 @@
-"""Metrics of a run on disk: JSON Lines for programs, TensorBoard events for people."""
+"""Metrics of a run: JSON Lines on disk, and what loggers make of them."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dgl_mgpu.errors import DataFormatError, InvalidInputError
 from dgl_mgpu.report.epoch import EpochReport
+from dgl_mgpu.report.loggers import Logger
 from dgl_mgpu.utils import safe_json
 from dgl_mgpu.utils.atomic_write import atomic_write
 from dgl_mgpu.utils.checksums import with_sum, without_sum
-
-if TYPE_CHECKING:
-    from torch.utils.tensorboard import SummaryWriter
 
 METRICS_FILE = "metrics.jsonl"
 
@@ -24,12 +22,12 @@ _RESTORE = "restore the file, or move it away to start it anew"
 
 
 class MetricsLog:
-    """Appends each epoch's report to ``metrics.jsonl`` and to TensorBoard events in a folder.
+    """Appends each epoch's report to ``metrics.jsonl`` in a folder, and gives it to loggers.
 
     Every line is on disk before the call that wrote it returns, so a killed run loses at most the
-    line it was writing.  Use it as a context manager, on one rank only.  With ``resume_epoch`` it
-    continues the run in the folder after this epoch (0: from its start): later epochs and the
-    summary are dropped from the file and hidden from TensorBoard.
+    line it was writing.  Use it as a context manager, on one rank only, which closes the loggers
+    as well.  With ``resume_epoch`` it continues the run in the folder after this epoch (0: from
+    its start): later epochs and the summary are dropped from the file.
 
     Raises InvalidInputError if a new run would start in a folder with epochs of another one, and
     DataFormatError if the file to continue is damaged anywhere but in its last line.
@@ -38,7 +36,7 @@ class MetricsLog:
     def __init__(
         self,
         folder: str | os.PathLike[str],
-        tensorboard: bool = True,
+        loggers: Sequence[Logger] = (),
         resume_epoch: int | None = None,
     ) -> None:
         self.path = Path(folder) / METRICS_FILE
@@ -52,13 +50,9 @@ class MetricsLog:
             with atomic_write(self.path) as file:
                 file.writelines(_epoch_line(report).encode() for report in self.history)
         self._file = self.path.open("a", encoding="utf-8")
-        self._writer: SummaryWriter | None = None
-        if tensorboard:
-            # Imported here: it takes a second.
-            from torch.utils.tensorboard import SummaryWriter
-
-            purge = None if resume_epoch is None else resume_epoch + 1
-            self._writer = SummaryWriter(str(self.path.parent), purge_step=purge)
+        self._loggers = loggers
+        for report in self.history:
+            self._tell_loggers(report)
 
     def append(self, report: EpochReport) -> None:
         """Write one epoch, merged over the ranks; InvalidInputError if it is not the next one."""
@@ -70,26 +64,27 @@ class MetricsLog:
             )
         self._write(_epoch_line(report))
         self.history.append(report)
-        if self._writer is not None:
-            for tag, value in _scalars(report).items():
-                self._writer.add_scalar(tag, value, report.epoch)
-            self._writer.flush()
+        self._tell_loggers(report)
 
     def summary(self, values: Mapping[str, Any]) -> None:
         """Write the line that closes a run, with any values of the whole of it."""
         self._write(_line({"kind": "summary", **_finite(dict(values))}))
 
     def close(self) -> None:
-        """Close both files; may be called again."""
+        """Close the file and the loggers; may be called again."""
         self._file.close()
-        if self._writer is not None:
-            self._writer.close()
+        for logger in self._loggers:
+            logger.close()
 
     def __enter__(self) -> MetricsLog:
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+    def _tell_loggers(self, report: EpochReport) -> None:
+        for logger in self._loggers:
+            logger.log(scalars(report), report.epoch)
 
     def _write(self, line: str) -> None:
         self._file.write(line)
@@ -180,18 +175,18 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _scalars(report: EpochReport) -> dict[str, float]:
-    """TensorBoard's scalars of one epoch; the part before the slash groups the charts."""
-    scalars = {"loss/train": report.loss, f"{report.metric_name}/train": report.train_accuracy}
+def scalars(report: EpochReport) -> dict[str, float]:
+    """What loggers get of an epoch; the part before the slash groups charts."""
+    values = {"loss/train": report.loss, f"{report.metric_name}/train": report.train_accuracy}
     if report.valid_accuracy is not None:
-        scalars[f"{report.metric_name}/valid"] = report.valid_accuracy
+        values[f"{report.metric_name}/valid"] = report.valid_accuracy
     if report.test_accuracy is not None:
-        scalars[f"{report.metric_name}/test"] = report.test_accuracy
-    scalars |= {f"time/{name}_seconds": value for name, value in report.seconds.measured().items()}
-    scalars["time/seeds_per_second"] = report.seeds_per_second
+        values[f"{report.metric_name}/test"] = report.test_accuracy
+    values |= {f"time/{name}_seconds": value for name, value in report.seconds.measured().items()}
+    values["time/seeds_per_second"] = report.seeds_per_second
     for table in report.tables:
         for tier, share in report.tier_shares(table).items():
-            scalars[f"tiers/{table}_{tier}_share"] = share
+            values[f"tiers/{table}_{tier}_share"] = share
         for tier, size in report.tier_bytes(table).items():
-            scalars[f"tiers/{table}_{tier}_bytes"] = size
-    return scalars
+            values[f"tiers/{table}_{tier}_bytes"] = size
+    return values

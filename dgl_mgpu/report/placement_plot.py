@@ -8,13 +8,6 @@ from collections.abc import Sequence
 from typing import BinaryIO
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.cm import ScalarMappable
-from matplotlib.colors import Normalize
-from matplotlib.figure import Figure, SubFigure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.patches import Patch
 
 from dgl_mgpu.errors import ConfigError, InvalidInputError
 from dgl_mgpu.placement import Plan
@@ -27,7 +20,17 @@ from dgl_mgpu.report.placement import (
     modelled_time,
     short_name,
 )
+from dgl_mgpu.utils.extras import required
 from dgl_mgpu.utils.units import human_bytes, human_seconds
+
+with required("draw a picture"):
+    from matplotlib.axes import Axes
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import Normalize
+    from matplotlib.figure import Figure, SubFigure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+    from matplotlib.patches import Patch
 
 #: File formats of a picture, by the ending of its name.
 FORMATS = ("png", "svg", "pdf")

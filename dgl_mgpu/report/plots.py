@@ -7,16 +7,19 @@ from collections.abc import Sequence
 from typing import BinaryIO
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.report.colours import BLACK, BLUE, GREY, RED, STAGE_COLOURS, TIER_COLOURS
 from dgl_mgpu.report.epoch import EpochReport, stage_names, usual_longest
+from dgl_mgpu.utils.extras import required
 from dgl_mgpu.utils.units import human_seconds
+
+with required("draw a picture"):
+    from matplotlib.axes import Axes
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+    from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 _MAX_BARS = 40
 _MAX_MARKERS = 30

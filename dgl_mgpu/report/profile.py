@@ -19,6 +19,7 @@ from dgl_mgpu.report.timeline import Span, Trace, busy_seconds, busy_share, draw
 from dgl_mgpu.utils import safe_json
 from dgl_mgpu.utils.atomic_write import typed_output
 from dgl_mgpu.utils.checksums import with_sum, without_sum
+from dgl_mgpu.utils.extras import is_installed
 from dgl_mgpu.utils.stages import stage
 
 TRACE_FILE = "trace.json.gz"
@@ -100,8 +101,9 @@ class Profile:
     """Traces some steps of a run (0: none), after a few that warm it up.
 
     Used as a context manager around all epochs.  As soon as the steps are done, the folder has
-    ``trace.json.gz`` (for ui.perfetto.dev or chrome://tracing), ``timeline.png`` (the step of
-    median duration) and ``profile.json`` (`StepProfile`).  Tracing slows the host down.
+    ``trace.json.gz`` (for ui.perfetto.dev or chrome://tracing), ``profile.json`` (`StepProfile`)
+    and, with Matplotlib, ``timeline.png`` (the step of median duration).  Tracing slows the host
+    down.
     """
 
     def __init__(self, steps: int, folder: str | os.PathLike[str]) -> None:
@@ -167,7 +169,8 @@ class Profile:
             profiler.export_chrome_trace(str(self._folder / TRACE_FILE))
             trace = read_trace(self._folder / TRACE_FILE)
             trace = replace(trace, steps=trace.steps[:complete])
-            draw_step(trace, self._folder / TIMELINE_FILE)
+            if is_installed("matplotlib"):
+                draw_step(trace, self._folder / TIMELINE_FILE)
             text = json.dumps(with_sum(asdict(StepProfile.from_trace(trace))), indent=1)
             (self._folder / PROFILE_FILE).write_text(text + "\n", encoding="utf-8")
 

@@ -13,6 +13,7 @@ from typing import Any
 from dgl_mgpu.errors import DataFormatError, InvalidInputError
 from dgl_mgpu.report.colours import BLACK, GREY, STAGE_COLOURS, YELLOW
 from dgl_mgpu.utils import safe_json
+from dgl_mgpu.utils.extras import required
 from dgl_mgpu.utils.stages import PREFIX
 from dgl_mgpu.utils.units import human_seconds, human_share
 
@@ -254,9 +255,10 @@ def draw_step(
     Raises InvalidInputError if there is no such step.
     """
     # Matplotlib takes a second to import, and reading a trace does not need it.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-    from matplotlib.patches import Patch
+    with required("draw a step"):
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+        from matplotlib.patches import Patch
 
     if step is not None and not 0 <= step < len(trace.steps):
         raise InvalidInputError(

@@ -12,9 +12,11 @@ from rich.console import Console
 
 from dgl_mgpu.config.schema import Config, flat
 from dgl_mgpu.report import EpochReport, MetricsLog, TrainProgress, best_epoch, summary_table
+from dgl_mgpu.report.loggers import open_loggers
 from dgl_mgpu.train.checkpoint.checkpoint import resumes_in
 from dgl_mgpu.train.trainer import Progress, Trainer
 from dgl_mgpu.utils.atomic_write import typed_output
+from dgl_mgpu.utils.extras import is_installed
 
 
 class RunReport:
@@ -33,7 +35,9 @@ class RunReport:
         # A run that resumes in its own folder, or is restarted, rewrites its epochs.
         with self._writing():
             goes_on = resumes_in(folder, config.trainer.resume) or restarts > 0
-            self._log = MetricsLog(folder, resume_epoch=0 if goes_on else None)
+            configuration = flat(asdict(config))
+            loggers = open_loggers(config.trainer.loggers, folder, configuration)
+            self._log = MetricsLog(folder, loggers, resume_epoch=0 if goes_on else None)
             for earlier in trainer.reports:
                 self._log.append(earlier)
         self._progress = TrainProgress(
@@ -79,8 +83,6 @@ class RunReport:
 
     def finish(self, reports: list[EpochReport], test_accuracy: float) -> None:
         """Show and write the results of the whole run."""
-        from dgl_mgpu.report.plots import plot_curves  # matplotlib takes a second to import
-
         self._shown.close()  # the bars, which would stay below the table
         best = best_epoch(reports)
         summary = {
@@ -89,8 +91,12 @@ class RunReport:
             "valid_accuracy": None if best is None else best.valid_accuracy,
             "restarts": self._restarts,
         }
-        with self._writing():
-            plot_curves(reports, self._folder / "curves.png", self._title)
+        if is_installed("matplotlib"):
+            # Imported here: it takes a second.
+            from dgl_mgpu.report.plots import plot_curves
+
+            with self._writing():
+                plot_curves(reports, self._folder / "curves.png", self._title)
         self._write_page(summary)
         with self._writing():
             self._log.summary(summary)  # last: it marks the run as complete

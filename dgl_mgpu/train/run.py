@@ -19,6 +19,7 @@ from dgl_mgpu.config.schema import Config, TrainerConfig, flat
 from dgl_mgpu.data import check_options
 from dgl_mgpu.errors import ConfigError, NonFiniteLossError, RankFailedError, WorkerFailedError
 from dgl_mgpu.report import best_epoch
+from dgl_mgpu.report.loggers import chosen_loggers
 from dgl_mgpu.report.metrics import METRICS_FILE, read_metrics
 from dgl_mgpu.report.profile import Profile
 from dgl_mgpu.train.checkpoint.checkpoint import (
@@ -59,6 +60,7 @@ def check_start(config: Config) -> None:
             "the only rank is this process, and nothing is left to start it again",
             "use two ranks or more, or run the command again with trainer.resume",
         )
+    chosen_loggers(config.trainer.loggers)
     check_options(config.data.name, config.data.options)
     if config.mode == "minibatch":
         config.store_options()  # which checks them

@@ -41,6 +41,40 @@ def test_importing_is_quiet_lazy_and_leaves_no_trace(run_python, tmp_path):
     assert list((tmp_path / "home").iterdir()) == []
 
 
+LATE = """
+import sys
+import torch
+before = set(sys.modules)
+import dgl_mgpu, dgl
+import dgl.nn, dgl.data, dgl.sampling, dgl.transforms
+packages = {name.partition(".")[0] for name in set(sys.modules) - before}
+late = {"pandas", "scipy", "networkx", "requests", "ogb", "sklearn", "pydantic", "matplotlib",
+        "tensorboard", "numba", "highspy", "hydra", "omegaconf", "jinja2", "rich", "yaml"}
+assert not packages & late, packages & late
+g = dgl.graph(([0, 1, 2], [1, 2, 3]))  # which is asked whether its data are SciPy's
+assert "scipy" not in sys.modules and "networkx" not in sys.modules
+
+import networkx, scipy.sparse, torch
+assert networkx.path_graph(3).number_of_nodes() == 3
+assert dgl.from_networkx(networkx.DiGraph([(0, 1), (1, 2)])).num_edges() == 2
+assert g.to_networkx().number_of_nodes() == 4
+matrix = scipy.sparse.coo_matrix(([1, 1], ([0, 1], [1, 2])), shape=(3, 3))
+assert dgl.from_scipy(matrix).num_edges() == 2
+try:
+    dgl.graph(matrix)
+except dgl.DGLError as error:
+    assert "from_scipy" in str(error), error
+else:
+    raise AssertionError("a SciPy matrix was taken for edges")
+assert dgl.transforms.HeatKernel()(dgl.graph(([0, 1, 2], [1, 2, 0]))).num_nodes() == 3
+"""
+
+
+def test_packages_that_few_functions_use_are_imported_by_these(run_python):
+    done = run_python(LATE)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 ABORTS = """
 import pathlib, re
 import dgl_mgpu, dgl, torch

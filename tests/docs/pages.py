@@ -37,6 +37,12 @@ class Block(NamedTuple):
     not_run: str
 
     @property
+    def package(self) -> str | None:
+        """The package without which the block is not run: ``<!-- needs PACKAGE -->``."""
+        match = re.fullmatch(r"needs (\w+)", self.not_run)
+        return match[1] if match else None
+
+    @property
     def file(self) -> str | None:
         """The name in the first line's comment, of the file that the block is to be saved as."""
         match = re.match(r"(?:#|//) ([\w/]+\.\w+)\n", self.code)

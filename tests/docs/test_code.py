@@ -1,7 +1,8 @@
 """Code on the pages runs, and commands there name what there is.
 
 A page's Python blocks run in order, as one program, in a folder of their own, but for those after
-a comment ``<!-- not run: WHY -->`` or ``<!-- needs a GPU -->``, which must compile. A block of text
+a comment ``<!-- not run: WHY -->``, ``<!-- needs a GPU -->`` or, where it is not installed,
+``<!-- needs PACKAGE -->``, which must compile. A block of text
 that is the next one after Python is what that prints. Diffs must apply to a block whose first line
 is a file's name: ``# script.py``.
 """
@@ -19,6 +20,7 @@ import torch
 import yaml
 
 from dgl_mgpu.__main__ import take_options
+from dgl_mgpu.utils.extras import is_installed
 from tests.docs.commands import check_command
 from tests.docs.pages import EXTENDING, PAGES, ROOT, Block, blocks
 
@@ -38,6 +40,13 @@ def in_a_folder(tmp_path, monkeypatch):
     dgl.seed(0)
 
 
+def is_run(block: Block) -> bool:
+    """Whether this environment has all that a block needs."""
+    if block.package is not None:
+        return is_installed(block.package)
+    return not block.not_run
+
+
 @pytest.mark.parametrize("page", RUN)
 def test_python_runs(page, in_a_folder):
     names: dict = {"__name__": "__main__"}
@@ -47,13 +56,13 @@ def test_python_runs(page, in_a_folder):
         if block.language != "python":
             continue
         program = compile("\n" * block.line + block.code, str(page), "exec")
-        if block.not_run:
+        if not is_run(block):
             continue
         with contextlib.redirect_stdout(io.StringIO()) as printed:
             exec(program, names)
         if following and following.language == "text":
             assert printed.getvalue() == following.code, f"{page}:{following.line}"
-    if all(block.not_run for block in code):
+    if not any(map(is_run, code)):
         pytest.skip("; ".join(dict.fromkeys(block.not_run for block in code)))
 
 

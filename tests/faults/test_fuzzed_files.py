@@ -176,7 +176,7 @@ def is_of_before(found: Any, expected: Any) -> bool:
 
 
 def write_metrics(folder: Path) -> None:
-    with MetricsLog(folder, tensorboard=False) as log:
+    with MetricsLog(folder) as log:
         for epoch in range(1, 5):
             log.append(report_of_epoch(epoch))
         log.summary({"best_epoch": 3, "test_accuracy": 0.5})

@@ -11,7 +11,9 @@ from dgl_mgpu.utils.resources import resource_folder
 from tests.kernels.instances import instances, representatives, sources
 
 #: Instances of each kernel that are compiled for an architecture: for one, all types are tried.
-ARCHITECTURES = {"sm_80": 1, "sm_90": 100, "sm_100": 1, "sm_120": 1}
+#: Those between differ by less: they take their time in the long tests alone.
+ARCHITECTURES = {"sm_75": 1, "sm_90": 100, "sm_100": 1, "sm_120": 1}
+BETWEEN = ("sm_80", "sm_86", "sm_89", "sm_103", "sm_121")
 
 
 @pytest.fixture(scope="module")
@@ -20,10 +22,13 @@ def core():
     return pytest.importorskip("cuda.core", reason="needs cuda-core, to call the compiler")
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize(
+    "architecture",
+    [*ARCHITECTURES, *(pytest.param(name, marks=pytest.mark.slow) for name in BETWEEN)],
+)
 @pytest.mark.parametrize("source", sources())
 def test_kernels_compile(core, source, architecture):
-    expressions = representatives(source, most=ARCHITECTURES[architecture])
+    expressions = representatives(source, most=ARCHITECTURES.get(architecture, 1))
     options = core.ProgramOptions(std="c++17", arch=architecture)
     program = core.Program(source_text(source), "c++", options)
     code = program.compile("cubin", name_expressions=tuple(expressions))

@@ -4,6 +4,7 @@ import base64
 import io
 import json
 import math
+import sys
 from dataclasses import asdict, replace
 from html.parser import HTMLParser
 
@@ -71,7 +72,7 @@ class _Page(HTMLParser):
 
 
 def _write(folder, reports, summary=None, **options):
-    with MetricsLog(folder, tensorboard=False) as log:
+    with MetricsLog(folder) as log:
         for report in reports:
             log.append(report)
         if summary is not None:
@@ -99,6 +100,13 @@ def test_one_file_without_scripts_that_needs_no_other(tmp_path, make_report):
     facts = {row[0]: row[1] for rows in page.tables for row in rows if len(row) == 2}
     assert facts["model.name"] == "<script>alert(1)</script>"
     assert (facts["note"], facts["root"], facts["GPU 0"]) == ('a "b" & c', "-", "<b>")
+
+
+def test_without_matplotlib_a_page_says_how_to_get_pictures(tmp_path, make_report, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    page = _write(tmp_path, [make_report(1)], plan=_plan(preset("dgx1")))
+    assert page.pictures() == [] and "pip install 'dgl-mgpu[plots]'" in page.text
+    assert page.table("epoch") and "Placement" not in page.headings
 
 
 def test_epochs_and_the_summary(tmp_path, make_report):

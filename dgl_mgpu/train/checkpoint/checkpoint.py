@@ -235,7 +235,7 @@ _RESUME_FIX = "resume from another checkpoint, or start anew without trainer.res
 _CHANGEABLE = re.compile(
     r"topology|store\.(?!feature_dtypes\.).*|fullgraph\..*|data\.root|sampler\.num_workers"
     r"|trainer\.(ranks|epochs|resume|max_restarts|hang_after|eval_every|checkpoint_every|keep_checkpoints"
-    r"|count_accesses|profile|terminate_on_nan|shard_optimizer|cuda_graphs)"
+    r"|count_accesses|profile|loggers|terminate_on_nan|shard_optimizer|cuda_graphs)"
 )
 
 
