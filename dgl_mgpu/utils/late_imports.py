@@ -80,7 +80,8 @@ class _LateModule(ModuleType):
     """A module that is imported when one of its names is asked for."""
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") and self.__name__.partition(".")[0] in self._finder.packages:
+        is_special = name.startswith("__") and name != "__version__"
+        if is_special and self.__name__.partition(".")[0] in self._finder.packages:
             raise AttributeError(name)  # the import system asks
         return _imported(self, name)
 

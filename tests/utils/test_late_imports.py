@@ -14,7 +14,7 @@ from dgl_mgpu.errors import UnavailableError
 from dgl_mgpu.utils.late_imports import late_imports
 
 FILES = {
-    "heavy/__init__.py": "from heavy import below\nNUMBER = 7\n",
+    "heavy/__init__.py": "from heavy import below\nNUMBER = 7\n__version__ = '1.2'\n",
     "heavy/below/__init__.py": "",
     "heavy/below/deep.py": "class Thing:\n    limit = 3\ndef double(x): return 2 * x\n",
     "user_of_heavy.py": (
@@ -22,6 +22,7 @@ FILES = {
         "from heavy.below.deep import Thing, double\n"
     ),
     "early_user.py": "import heavy\nnumber = heavy.NUMBER\n",
+    "early_reader.py": "import heavy\nversion = heavy.__version__\n",
 }
 NAMES = ("heavy.below.deep:Thing", "heavy.below.deep:double")
 
@@ -54,6 +55,7 @@ def loaded() -> bool:
     ("use", "expected"),
     [
         (lambda user: user.h.NUMBER, 7),
+        (lambda user: user.h.__version__, "1.2"),
         (lambda user: user.h.__doc__, None),
         (lambda user: user.deep.double(3), 6),
         (lambda user: user.h.below.deep.double(3), 6),
@@ -130,3 +132,7 @@ def test_an_optional_package_that_is_not_installed_names_its_extra(monkeypatch):
 def test_the_import_of_json_is_not_touched(packages):
     imported()
     assert importlib.import_module("json") is json
+
+
+def test_a_version_that_is_asked_for_at_once_is_the_packages(packages):
+    assert imported("early_reader").version == "1.2"

@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.nn.functional import leaky_relu
 
 from dgl_mgpu.graph.originals import originals
-from dgl_mgpu.ops.tall import tall_product
 
 
 def forward(
@@ -23,6 +22,7 @@ def forward(
 ) -> Any:
     """In place of ``EGATConv.forward``."""
     from dgl_mgpu.graph.message_passing import attention
+    from dgl_mgpu.ops.tall import tall_product
 
     features = nfeats if isinstance(nfeats, tuple) else (nfeats,)
     if (

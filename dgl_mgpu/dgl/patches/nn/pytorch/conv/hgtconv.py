@@ -9,7 +9,6 @@ from dgl.nn.pytorch.linear import TypedLinear
 from torch import Tensor
 
 from dgl_mgpu.graph.originals import originals
-from dgl_mgpu.ops.tall import tall_product
 
 #: Types of edges up to which each has a matrix product of its own: more take the host too long.
 _MOST_TYPES = 64
@@ -22,6 +21,7 @@ def forward(self: Any, g: Any, x: Any, ntype: Any, etype: Any, *, presorted: boo
         original = originals["dgl.nn.pytorch.conv.hgtconv:HGTConv.forward"]
         return original(self, g, x, ntype, etype, presorted=presorted)
     from dgl_mgpu.graph.message_passing import attention
+    from dgl_mgpu.ops.tall import tall_product
 
     self.presorted = presorted
     k, q, v = (it(x, ntype, presorted) for it in (self.linear_k, self.linear_q, self.linear_v))
@@ -84,6 +84,7 @@ def _multiplied(
 ) -> Tensor:
     """Each head's rows of sources times the matrix of their type; (pairs, heads, width)."""
     from dgl_mgpu.graph.message_passing import operators
+    from dgl_mgpu.ops.tall import tall_product
 
     of_pairs = operators.aggregate(sources.pairs, "sum", rows)
     of_pairs = of_pairs.view(-1, layer.num_heads, layer.head_size)
