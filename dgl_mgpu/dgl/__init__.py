@@ -28,17 +28,18 @@ __all__ = [
 
 
 def install() -> None:
-    """Check the environment and register the import hook; calling it again does nothing.
+    """Check Python and torch, and register the import hook; calling it again does nothing.
 
-    Imports neither torch nor DGL. A package that has already been imported, and so works, is
-    left alone; so is a DGL whose C++ libraries exist for the installed torch.
+    Imports neither torch nor DGL, whose version is checked when it is imported. A package that has
+    already been imported, and so works, is left alone; so is a DGL whose C++ libraries exist for
+    the installed torch.
 
     Raises
     ------
     UnsupportedEnvironmentError
-        If Python, torch or DGL is missing or outside the supported range.
+        If Python or torch is missing or outside the supported range.
     """
-    check_environment()
+    check_environment("python", "torch")
     if any(isinstance(finder, CompatFinder) for finder in sys.meta_path):
         return
     packages = {package for package in ("dgl", "ogb") if package not in sys.modules}

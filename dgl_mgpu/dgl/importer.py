@@ -16,6 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from dgl_mgpu.dgl.environment import check_environment
 from dgl_mgpu.dgl.graphbolt.loading import GraphBoltLoader, already_loaded
 from dgl_mgpu.dgl.graphbolt.loading import load as load_graphbolt
 from dgl_mgpu.dgl.libraries import dgl_works_by_itself, graphbolt_works_by_itself
@@ -37,6 +38,8 @@ class CompatFinder:
     ) -> ModuleSpec | None:
         if name.partition(".")[0] not in self.packages:
             return None
+        if name == "dgl":
+            check_environment("dgl")
         if name.startswith(f"{_GRAPHBOLT}."):
             load_graphbolt(sys.modules[_GRAPHBOLT])
             if name in sys.modules:

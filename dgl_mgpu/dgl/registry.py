@@ -19,7 +19,9 @@ from dataclasses import dataclass
 
 from dgl_mgpu.dgl.environment import VersionRange, installed_version
 
-DGL = VersionRange("dgl", "2.1", "2.2")
+DGL = VersionRange("dgl", "2.1", "2.5")
+# GraphBolt's Python and the operators it calls differ from one minor version to the next.
+GRAPHBOLT = VersionRange("dgl", "2.1", "2.2")
 TORCH = VersionRange("torch", "2.4", "3")
 # Since when only 0-dimensional arrays convert to Python scalars in silence.
 NUMPY_SCALARS = VersionRange("numpy", "1.25", "3")
@@ -296,6 +298,8 @@ _TABLE: dict[tuple[VersionRange, ...], dict[str, str]] = {
             "does not accept a part of a graph as a graph",
         "dgl.partition: partition_graph_with_halo":
             "marks a part's edges in a tensor on the CPU, wherever the graph is",
+    },
+    (GRAPHBOLT,): {
         """
             dgl.graphbolt.base: EndMarker.__iter__=iterate_marked
             dgl.graphbolt.dataloader: _find_and_wrap_parent=wrap_parent
@@ -333,11 +337,13 @@ _TABLE: dict[tuple[VersionRange, ...], dict[str, str]] = {
             "torch.cuda.amp.autocast is deprecated: a FutureWarning at every message-passing call",
         "dgl.backend.pytorch.tensor: sparse_matrix":
             "DGLGraph.adj_external() warns that invariant checks are disabled implicitly",
+        "dgl.nn.pytorch.conv.grouprevres: InvertibleCheckpoint":
+            "GroupRevRes resizes typed storages, which warn that they are to be removed",
+    },
+    (GRAPHBOLT, TORCH): {
         "dgl.graphbolt.impl.ondisk_dataset: torch=torch_of_graphs":
             "reads graphs of GraphBolt's C++ library as torch.load does by default: by version, "
             "or by TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD, that needs the library",
-        "dgl.nn.pytorch.conv.grouprevres: InvertibleCheckpoint":
-            "GroupRevRes resizes typed storages, which warn that they are to be removed",
     },
     (DGL, NUMPY_SCALARS): {
         "dgl.nn.pytorch.explain.subgraphx: np=numpy_for_subgraphx":
@@ -349,7 +355,7 @@ _TABLE: dict[tuple[VersionRange, ...], dict[str, str]] = {
         "dgl.dataloading.cluster_gcn: np=numpy_for_cluster_gcn":
             "ClusterGCNSampler calls numpy.cumsum on a tensor, which NumPy is about to refuse",
     },
-    (DGL, PANDAS_3): {
+    (GRAPHBOLT, PANDAS_3): {
         "dgl.graphbolt.internal.utils: read_edges":
             "its callers write to the arrays of a table",
     },
