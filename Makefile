@@ -1,4 +1,4 @@
-# Everything starts from a bare machine with Python 3.11 or 3.12 and pip.
+# Everything starts from a bare machine with Python 3.11 to 3.14 and pip.
 #   make train   the main job: GraphSAGE on a generated graph, through the global store
 #   make test    the tests that any change can break; make test-rest, the others; make test-all, the long ones too
 #   make test-gpu sanitize-gpu bench-gpu    what needs GPUs
@@ -6,8 +6,8 @@
 #   make lint type docs wheel test-wheel bench clean
 # Options of the main job:  make train ARGS="trainer.epochs=2 trainer.ranks=2"
 
-PYTHON ?= $(shell for v in python3.12 python3.11 python3; do \
-	"$$v" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' 2>/dev/null \
+PYTHON ?= $(shell for v in python3.12 python3.11 python3.13 python3.14 python3; do \
+	"$$v" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))' 2>/dev/null \
 	&& echo $$v && break; done)
 VENV := .venv
 BIN := $(VENV)/bin
@@ -19,10 +19,11 @@ ARGS ?=
 setup: $(VENV)/.ready
 
 $(VENV)/.ready: pyproject.toml .ci/constraints.txt
-	@test -n "$(PYTHON)" || { echo "Python 3.11 or 3.12 is needed; none found on the PATH. Install one, or say: make PYTHON=/path/to/python3.12" >&2; exit 1; }
+	@test -n "$(PYTHON)" || { echo "Python 3.11 to 3.14 is needed; none found on the PATH. Install one, or say: make PYTHON=/path/to/python3.12" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c .ci/constraints.txt torch
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c .ci/constraints.txt -e ".[dev]"
+	$(BIN)/dgl-mgpu install-dgl
 	@touch $@
 
 train: setup
