@@ -15,7 +15,7 @@ from __future__ import annotations
 import sys
 
 from dgl_mgpu.dgl.environment import check_environment, installed_version
-from dgl_mgpu.dgl.importer import CompatFinder, replace_names
+from dgl_mgpu.dgl.importer import PACKAGES, CompatFinder, replace_names
 from dgl_mgpu.dgl.registry import REPLACEMENTS, SURROUNDINGS
 
 __all__ = [
@@ -42,7 +42,7 @@ def install() -> None:
     check_environment("python", "torch")
     if any(isinstance(finder, CompatFinder) for finder in sys.meta_path):
         return
-    packages = {package for package in ("dgl", "ogb") if package not in sys.modules}
+    packages = {package for package in PACKAGES if package not in sys.modules}
     sys.meta_path.insert(0, CompatFinder(packages))  # type: ignore[arg-type]
     if "dgl" in packages:
         _mend_what_a_failed_import_left()

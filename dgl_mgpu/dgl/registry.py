@@ -1,4 +1,4 @@
-"""Everything that is changed in DGL and in ogb, on one screen.
+"""Everything that is changed in DGL, in ogb and in Hydra, on one screen.
 
 Two kinds of entries, each with its reason and the versions it applies to:
 
@@ -31,6 +31,9 @@ NETWORKX_EDGES = VersionRange("networkx", "3.4", "4")
 # Since when the arrays of a table cannot be written to.
 PANDAS_3 = VersionRange("pandas", "3", "4")
 OGB = VersionRange("ogb", "1.3", "2")
+HYDRA = VersionRange("hydra-core", "1.3", "1.4")
+# Since when argparse checks the help of an option when it is added.
+PYTHON_3_14 = VersionRange("python", "3.14", "4")
 
 
 @dataclass(frozen=True)
@@ -378,6 +381,10 @@ _TABLE: dict[tuple[VersionRange, ...], dict[str, str]] = {
         """.replace("torch", "torch=ogb:torch_for_ogb"):
             "reads pickled NumPy arrays with torch.load, which refuses them by default, and makes "
             "tensors of pandas' arrays, which are read-only since pandas 3",
+    },
+    (HYDRA, PYTHON_3_14): {
+        "hydra._internal.utils: get_args_parser=hydra._internal.utils:get_args_parser":
+            "the help of one option is no string, which argparse refuses: ValueError",
     },
 }  # fmt: skip
 
