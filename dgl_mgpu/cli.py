@@ -486,14 +486,19 @@ def _doctor(arguments: list[str]) -> int:
 def _install_dgl(arguments: list[str]) -> int:
     from dgl_mgpu.dgl.wheel import install_dgl
 
+    print(install_dgl(wheel_file(arguments)))
+    return 0
+
+
+def wheel_file(arguments: list[str]) -> Path | None:
+    """The wheel of DGL that is named; None where pip is to fetch one."""
     if len(arguments) > 1 or any(word.startswith("-") for word in arguments):
         raise ConfigError(
             f"run install-dgl with {' '.join(arguments)}",
             "it takes nothing, or one file",
             "say dgl-mgpu install-dgl, or dgl-mgpu install-dgl FILE.whl",
         )
-    print(install_dgl(Path(arguments[0]) if arguments else None))
-    return 0
+    return Path(arguments[0]) if arguments else None
 
 
 if __name__ == "__main__":

@@ -27,8 +27,7 @@ from dgl_mgpu.utils.atomic_write import typed_output
 VERSION = "2.1.0"
 _ASKED = f"install DGL {VERSION}"
 _INFORMATION = f"dgl-{VERSION}.dist-info"
-# What a wheel has that is compiled, and of what.
-_COMPILED = (".so", ".dylib", ".cpp")
+_LIBRARIES = (".so", ".dylib")
 
 
 @dataclass(frozen=True)
@@ -166,8 +165,10 @@ def repack(file: Path, wheel: Wheel, folder: Path) -> Path:
     with ZipFile(file) as source, ZipFile(path, "w", ZIP_DEFLATED) as target:
         for member in source.infolist():
             place = Path(member.filename)
-            is_left_out = place.suffix in _COMPILED and place.name.partition(".")[0] not in kept
-            if is_left_out or member.filename == f"{_INFORMATION}/RECORD":
+            is_of_use = place.name.partition(".")[0] in kept
+            if place.suffix == ".cpp" or (place.suffix in _LIBRARIES and not is_of_use):
+                continue
+            if member.filename == f"{_INFORMATION}/RECORD":
                 continue
             content = source.read(member)
             if member.filename == f"{_INFORMATION}/WHEEL":

@@ -22,11 +22,14 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> dict[str, str | None]:
     [
         ("python", "3.11.0"),
         ("python", "3.12.13"),
+        ("python", "3.14.10"),
         ("torch", "2.4.0"),
         ("torch", "2.11.0"),
         ("torch", "2.99.1+cu140"),
         ("torch", "2.5.0a0+git1234"),
         ("dgl", "2.1.0+cu121"),
+        ("dgl", "2.2.1"),
+        ("dgl", "2.4.0+cu124"),
     ],
 )
 def test_supported_versions_pass(installed, package, version):
@@ -38,12 +41,13 @@ def test_supported_versions_pass(installed, package, version):
     ("package", "version"),
     [
         ("python", "3.10.14"),
-        ("python", "3.13.0"),
+        ("python", "3.15.0"),
         ("torch", "2.3.1"),
         ("torch", "1.13.1"),
         ("torch", "3.0.0"),
         ("dgl", "2.0.0"),
-        ("dgl", "1.1.3"),
+        ("dgl", "0.1.3"),
+        ("dgl", "2.5.0"),
     ],
 )
 def test_unsupported_versions_are_named(installed, package, version):
@@ -54,11 +58,22 @@ def test_unsupported_versions_are_named(installed, package, version):
     assert package in error.value.asked
 
 
-@pytest.mark.parametrize("package", ["torch", "dgl"])
-def test_missing_packages_are_named_with_the_command_that_installs_them(installed, package):
+@pytest.mark.parametrize(
+    ("package", "command"), [("torch", "pip install"), ("dgl", "run dgl-mgpu install-dgl")]
+)
+def test_missing_packages_are_named_with_the_command_that_installs_them(
+    installed, package, command
+):
     installed[package] = None
-    with pytest.raises(UnsupportedEnvironmentError, match=r"not installed.*pip install"):
+    with pytest.raises(UnsupportedEnvironmentError, match=f"not installed.*{command}"):
         check_environment()
+
+
+def test_only_the_named_packages_are_looked_at(installed):
+    installed["dgl"] = "0.1.3"
+    check_environment("python", "torch")
+    with pytest.raises(UnsupportedEnvironmentError, match="pip uninstall dgl"):
+        check_environment("dgl")
 
 
 def test_the_error_is_an_import_error():

@@ -60,6 +60,8 @@ def _check_dgl_mgpu(words: list[str], folder: Path) -> None:
         cli.parse_predict(rest)
     elif command == "topology":
         assert not rest or rest[0] in (probe.__name__, measure.__name__) or preset(rest[0])
+    elif command == "install-dgl":
+        cli.wheel_file(rest)
     else:
         assert [command, *rest] in (["doctor"], ["doctor", "--coverage"], ["--help"]), words
 
