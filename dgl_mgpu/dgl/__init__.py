@@ -44,12 +44,9 @@ def install() -> None:
         return
     packages = {package for package in PACKAGES if package not in sys.modules}
     sys.meta_path.insert(0, CompatFinder(packages))  # type: ignore[arg-type]
-    if "dgl" in packages:
-        _mend_what_a_failed_import_left()
-
-
-def _mend_what_a_failed_import_left() -> None:
-    """After a failed ``import dgl``, its submodules stay in `sys.modules` and are not run again."""
+    # After a failed ``import dgl``, its submodules stay in `sys.modules` and are not run again;
+    # and Hydra fails after its import, which plugins of pytest may have brought about.
     for name, module in list(sys.modules.items()):
-        if name.startswith("dgl.") and module is not None:
+        is_left = name.startswith("hydra.") or ("dgl" in packages and name.startswith("dgl."))
+        if is_left and module is not None:
             replace_names(module)

@@ -382,8 +382,17 @@ _TABLE: dict[tuple[VersionRange, ...], dict[str, str]] = {
             "reads pickled NumPy arrays with torch.load, which refuses them by default, and makes "
             "tensors of pandas' arrays, which are read-only since pandas 3",
     },
+    (DGL, PYTHON_3_14): {
+        "dgl.dataloading.dataloader: GraphDataLoader.__init__=init_graph_loader":
+            "starts its workers by forkserver, as Python does now: a script without a main guard "
+            "starts itself again, and one that imports DGL first fails in them",
+    },
+    (GRAPHBOLT, PYTHON_3_14): {
+        "dgl.graphbolt.dataloader: MultiprocessingWrapper.__init__=init_workers":
+            "the same",
+    },
     (HYDRA, PYTHON_3_14): {
-        "hydra._internal.utils: get_args_parser=hydra._internal.utils:get_args_parser":
+        "hydra.main: get_args_parser=hydra.main:get_args_parser":
             "the help of one option is no string, which argparse refuses: ValueError",
     },
 }  # fmt: skip

@@ -1,1 +1,1 @@
-"""Hydra."""
+"""Overrides in Hydra."""

@@ -19,4 +19,4 @@ def get_args_parser() -> argparse.ArgumentParser:
         check(parser, action)
 
     with patch.object(argparse.ArgumentParser, "_check_help", check_help):
-        return originals["hydra._internal.utils:get_args_parser"]()
+        return originals["hydra.main:get_args_parser"]()

@@ -1,1 +1,0 @@
-"""Modules that are not for users of Hydra."""
