@@ -389,7 +389,7 @@ _TABLE: dict[tuple[VersionRange, ...], dict[str, str]] = {
     },
     (GRAPHBOLT, PYTHON_3_14): {
         "dgl.graphbolt.dataloader: MultiprocessingWrapper.__init__=init_workers":
-            "the same",
+            "starts its workers by forkserver, too",
     },
     (HYDRA, PYTHON_3_14): {
         "hydra.main: get_args_parser=hydra.main:get_args_parser":
