@@ -2,6 +2,7 @@
 #   make train   the main job: GraphSAGE on a generated graph, through the global store
 #   make test    the tests that any change can break; make test-rest, the others; make test-all, the long ones too
 #   make test-gpu sanitize-gpu bench-gpu    what needs GPUs
+#   make test-oldest test-newest    a cross-section of them with other versions of what is installed
 #   make faults    processes killed, stopped and starved at random, hundreds of times
 #   make lint type docs wheel test-wheel bench clean
 # Options of the main job:  make train ARGS="trainer.epochs=2 trainer.ranks=2"
@@ -13,7 +14,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: train test test-rest test-all test-gpu sanitize-gpu faults lint type docs wheel test-wheel bench bench-gpu clean setup
+.PHONY: train test test-rest test-all test-oldest test-newest test-gpu sanitize-gpu faults lint type docs wheel test-wheel bench bench-gpu clean setup
 .DEFAULT_GOAL := train
 
 setup: $(VENV)/.ready
@@ -32,7 +33,7 @@ train: setup
 # Four workers keep two cores busy, since many tests wait for processes; without threads of OpenMP,
 # which would keep each other waiting. All is
 # tested as on a machine without a GPU; what needs some is test-gpu's.
-PYTEST := CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 4 --dist loadgroup
+PYTEST = CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 4 --dist loadgroup
 # What test leaves out and test-rest runs: whole training runs and commands, faults of several
 # processes, emulated kernels, solver's proofs, pages that train, the benchmarks' own tests.
 REST := $(addprefix tests/, benchmarks kernels faults train/launch train/fullgraph test_main.py test_cli.py \
@@ -56,6 +57,17 @@ test-rest: setup
 
 test-all: setup
 	$(PYTEST) $(ARGS)
+
+# The main job and a cross-section of the tests, in an environment of its own with the oldest or the
+# newest versions that pyproject.toml allows and this Python has.
+CROSS_SECTION := $(addprefix tests/, dgl data models ops report sampling test_cli.py test_doctor.py docs/test_private_names.py)
+test-oldest test-newest: BIN = $(VENV)-$*/bin
+test-oldest test-newest: test-%: .ci/%.txt
+	$(PYTHON) -m venv $(VENV)-$*
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade -c $< -e ".[dev]"
+	$(BIN)/dgl-mgpu install-dgl
+	$(BIN)/dgl-mgpu train trainer.epochs=1
+	$(PYTEST) -m "not slow" $(CROSS_SECTION) $(ARGS)
 
 # Needs CuPy beside what setup installs: pip install -e '.[cuda13]'. GPU_PYTHON names another
 # environment to run in. Several tests may share the GPUs (with pytest-xdist,
@@ -134,4 +146,4 @@ bench-gpu:
 	$(GPU_PYTHON) -m benchmarks $(ARGS)
 
 clean:
-	rm -rf $(VENV) dist build outputs docs/_build
+	rm -rf $(VENV) $(VENV)-oldest $(VENV)-newest dist build outputs docs/_build
