@@ -1,28 +1,30 @@
-# Everything starts from a bare machine with Python 3.11 or 3.12 and pip.
+# Everything starts from a bare machine with Python 3.11 to 3.14 and pip.
 #   make train   the main job: GraphSAGE on a generated graph, through the global store
 #   make test    the tests that any change can break; make test-rest, the others; make test-all, the long ones too
 #   make test-gpu sanitize-gpu bench-gpu    what needs GPUs
+#   make test-oldest test-newest    a cross-section of them with other versions of what is installed
 #   make faults    processes killed, stopped and starved at random, hundreds of times
 #   make lint type docs wheel test-wheel dist bench clean
 # Options of the main job:  make train ARGS="trainer.epochs=2 trainer.ranks=2"
 
-PYTHON ?= $(shell for v in python3.12 python3.11 python3; do \
-	"$$v" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' 2>/dev/null \
+PYTHON ?= $(shell for v in python3.12 python3.11 python3.13 python3.14 python3; do \
+	"$$v" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))' 2>/dev/null \
 	&& echo $$v && break; done)
 VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: train test test-rest test-all test-gpu sanitize-gpu faults lint type docs wheel dist test-wheel bench bench-gpu clean setup
+.PHONY: train test test-rest test-all test-oldest test-newest test-gpu sanitize-gpu faults lint type docs wheel dist test-wheel bench bench-gpu clean setup
 .DEFAULT_GOAL := train
 
 setup: $(VENV)/.ready
 
 $(VENV)/.ready: pyproject.toml .ci/constraints.txt
-	@test -n "$(PYTHON)" || { echo "Python 3.11 or 3.12 is needed; none found on the PATH. Install one, or say: make PYTHON=/path/to/python3.12" >&2; exit 1; }
+	@test -n "$(PYTHON)" || { echo "Python 3.11 to 3.14 is needed; none found on the PATH. Install one, or say: make PYTHON=/path/to/python3.12" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c .ci/constraints.txt torch
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c .ci/constraints.txt -e ".[dev]"
+	$(BIN)/dgl-mgpu install-dgl
 	@touch $@
 
 train: setup
@@ -31,7 +33,7 @@ train: setup
 # Four workers keep two cores busy, since many tests wait for processes; without threads of OpenMP,
 # which would keep each other waiting. All is
 # tested as on a machine without a GPU; what needs some is test-gpu's.
-PYTEST := CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 4 --dist loadgroup
+PYTEST = CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 4 --dist loadgroup
 # What test leaves out and test-rest runs: whole training runs and commands, faults of several
 # processes, emulated kernels, solver's proofs, pages that train, the benchmarks' own tests.
 REST := $(addprefix tests/, benchmarks kernels faults train/launch train/fullgraph test_main.py test_cli.py \
@@ -55,6 +57,17 @@ test-rest: setup
 
 test-all: setup
 	$(PYTEST) $(ARGS)
+
+# The main job and a cross-section of the tests, in an environment of its own with the oldest or the
+# newest versions that pyproject.toml allows and this Python has.
+CROSS_SECTION := $(addprefix tests/, dgl data models ops report sampling test_cli.py test_doctor.py docs/test_private_names.py)
+test-oldest test-newest: BIN = $(VENV)-$*/bin
+test-oldest test-newest: test-%: .ci/%.txt
+	$(PYTHON) -m venv $(VENV)-$*
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade -c $< -e ".[dev]"
+	$(BIN)/dgl-mgpu install-dgl
+	$(BIN)/dgl-mgpu train trainer.epochs=1
+	$(PYTEST) -m "not slow" $(CROSS_SECTION) $(ARGS)
 
 # Needs CuPy beside what setup installs: pip install -e '.[cuda13]'. GPU_PYTHON names another
 # environment to run in. Several tests may share the GPUs (with pytest-xdist,
@@ -150,4 +163,4 @@ bench-gpu:
 	$(GPU_PYTHON) -m benchmarks $(ARGS)
 
 clean:
-	rm -rf $(VENV) dist build outputs docs/_build
+	rm -rf $(VENV) $(VENV)-oldest $(VENV)-newest dist build outputs docs/_build

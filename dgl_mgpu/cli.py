@@ -1,4 +1,4 @@
-"""The command ``dgl-mgpu``: train, predict, plan, topology, doctor."""
+"""The command ``dgl-mgpu``: train, predict, plan, topology, doctor, install-dgl."""
 
 from __future__ import annotations
 
@@ -38,6 +38,7 @@ dgl-mgpu COMMAND [key=value ...]
              one known by name:   dgl-mgpu topology dgx1
   doctor     what works here, and how to fix what fails (doctor --coverage: which of DGL's
              C functions run on GPUs)
+  install-dgl    DGL for a Python that PyPI has no wheel of it for, from PyPI or a file
 
 dgl-mgpu COMMAND --help: all that a command takes. dgl-mgpu --version: this package's version.
 Keys and their values: the files in configs/ ({configs}), or
@@ -117,6 +118,19 @@ examples:
   dgl-mgpu doctor --coverage
   dgl-mgpu doctor > report.txt
 """,
+    "install-dgl": """\
+dgl-mgpu install-dgl [FILE]
+
+  Install DGL 2.1.0 by pip, where PyPI has no wheel of it for this Python or system: what these
+  can use of the nearest wheel, whose SHA-256 is checked. A supported DGL that is there stays.
+
+  FILE            a wheel of DGL 2.1.0 that is here, in place of one that pip fetches
+
+examples:
+  dgl-mgpu install-dgl
+  dgl-mgpu install-dgl dgl-2.1.0-cp312-cp312-manylinux1_x86_64.whl
+  dgl-mgpu install-dgl dgl-2.1.0-cp312-cp312-manylinux2014_aarch64.whl
+""",
 }
 
 
@@ -130,6 +144,7 @@ def main(arguments: list[str] | None = None) -> int:
         "plan": _plan,
         "topology": _topology,
         "doctor": _doctor,
+        "install-dgl": _install_dgl,
     }
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(USAGE.format(configs=resource_folder("configs")))
@@ -466,6 +481,24 @@ def _doctor(arguments: list[str]) -> int:
     from dgl_mgpu.doctor import main as doctor
 
     return doctor()
+
+
+def _install_dgl(arguments: list[str]) -> int:
+    from dgl_mgpu.dgl.wheel import install_dgl
+
+    print(install_dgl(wheel_file(arguments)))
+    return 0
+
+
+def wheel_file(arguments: list[str]) -> Path | None:
+    """The wheel of DGL that is named; None where pip is to fetch one."""
+    if len(arguments) > 1 or any(word.startswith("-") for word in arguments):
+        raise ConfigError(
+            f"run install-dgl with {' '.join(arguments)}",
+            "it takes nothing, or one file",
+            "say dgl-mgpu install-dgl, or dgl-mgpu install-dgl FILE.whl",
+        )
+    return Path(arguments[0]) if arguments else None
 
 
 if __name__ == "__main__":

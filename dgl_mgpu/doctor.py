@@ -29,8 +29,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from dgl_mgpu.dgl.environment import SUPPORTED, installed_version
-from dgl_mgpu.errors import DGLMGPUError
+from dgl_mgpu.dgl.environment import SUPPORTED, fix, installed_version
+from dgl_mgpu.errors import DGLMGPUError, UnavailableError
 from dgl_mgpu.graph.originals import originals
 from dgl_mgpu.train.launch.process_group import wait_for_killed
 from dgl_mgpu.utils import timeouts
@@ -108,9 +108,11 @@ def _run(name: str, check: Callable[[], Finding]) -> Check:
 def _versions() -> Finding:
     versions = {supported: installed_version(supported.package) for supported in SUPPORTED}
     found = ", ".join(f"{s.package} {version or 'missing'}" for s, version in versions.items())
-    outside = [str(s) for s, version in versions.items() if not (version and s.holds(version))]
-    if outside:
-        return "problem", found, f"install {' and '.join(outside)}"
+    fixes = [
+        fix(s, version) for s, version in versions.items() if not (version and s.holds(version))
+    ]
+    if fixes:
+        return "problem", found, "; ".join(fixes)
     return "ok", found, ""
 
 
@@ -132,7 +134,11 @@ def _graphbolt() -> Finding:
     graphbolt = importlib.import_module("dgl.graphbolt")
     torch = importlib.import_module("torch")
     ids = torch.tensor([0, 2])
-    if graphbolt.isin(ids, ids[:1]).tolist() != [True, False]:
+    try:
+        found = graphbolt.isin(ids, ids[:1])
+    except UnavailableError as error:
+        return "absent", error.found, error.fix
+    if found.tolist() != [True, False]:
         return "problem", "it does not find numbers among others", "reinstall dgl"
     ours = isinstance(torch.ops.graphbolt, SimpleNamespace)
     return "ok", f"on operators of {'dgl_mgpu' if ours else 'its own library'}", ""

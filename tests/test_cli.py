@@ -107,6 +107,8 @@ from tests.docs.pages import ROOT
         (["train", "sampler.fanouts=10,10"], "write sampler.fanouts=[10,10]"),
         (["train", "sampler.eval_fanouts=5,5"], "write sampler.eval_fanouts=[5,5]"),
         (["topology", "dgx2"], "dgx"),
+        (["install-dgl", "--force"], "it takes nothing, or one file"),
+        (["install-dgl", "a.whl", "b.whl"], "it takes nothing, or one file"),
     ],
 )
 def test_mistakes_are_told_in_one_line(arguments, message, capsys, tmp_path):
@@ -118,7 +120,10 @@ def test_mistakes_are_told_in_one_line(arguments, message, capsys, tmp_path):
     assert len(error.splitlines()) == 1
 
 
-@pytest.mark.parametrize("command", ["train", "predict", "plan", "topology", "doctor"])
+COMMANDS = ("train", "predict", "plan", "topology", "doctor", "install-dgl")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_tells_what_there_is(capsys, command):
     assert main([command, "--help"]) == 0
     shown = capsys.readouterr().out
@@ -150,7 +155,7 @@ def leaves(node: dict, prefix: str = "") -> list[str]:
 
 
 def test_the_examples_of_the_help_are_commands_that_there_are(tmp_path):
-    for command in ("train", "predict", "plan", "topology", "doctor"):
+    for command in COMMANDS:
         for line in re.findall(r"^  (dgl-mgpu .*)$", help_of(command), re.MULTILINE):
             check_command(line.partition(" > ")[0], tmp_path)
 
@@ -345,7 +350,7 @@ def test_plan_that_does_not_fit_says_by_how_much(capsys):
 def test_help_names_the_commands(capsys):
     assert main(["--help"]) == 0
     shown = capsys.readouterr().out
-    for command in ("train", "plan", "topology", "doctor"):
+    for command in COMMANDS:
         assert command in shown
     assert main([]) == 2
 

@@ -131,7 +131,7 @@ def test_the_table_shows_brackets_and_fits_80_columns():
 def test_a_version_outside_its_range(monkeypatch):
     monkeypatch.setattr(doctor, "SUPPORTED", (VersionRange("torch", "99", "100"),))
     status, found, fix = doctor._versions()
-    assert (status, fix) == ("problem", "install torch >=99,<100")
+    assert (status, fix) == ("problem", "pip install 'torch>=99,<100'")
     assert torch.__version__.partition("+")[0] in found
 
 

@@ -134,9 +134,11 @@ class Communicator:
         """
         if self.size > 1 and rows.numel():
             numbers = rows.flatten().view(torch.uint8)
-            self._exchange(
-                lambda group: dist.broadcast(numbers, group=group.group, group_src=source)
-            )
+
+            def broadcast(group: SignedGroup) -> None:
+                dist.broadcast(numbers, dist.get_global_rank(group.group, source), group.group)
+
+            self._exchange(broadcast)
 
     def run_all(self, action: str, step: Callable[[], T]) -> T:
         """Run ``step`` on every rank and return this rank's result, or raise on every rank.

@@ -15,7 +15,7 @@ from __future__ import annotations
 import sys
 
 from dgl_mgpu.dgl.environment import check_environment, installed_version
-from dgl_mgpu.dgl.importer import CompatFinder, replace_names
+from dgl_mgpu.dgl.importer import PACKAGES, CompatFinder, replace_names
 from dgl_mgpu.dgl.registry import REPLACEMENTS, SURROUNDINGS
 
 __all__ = [
@@ -28,27 +28,25 @@ __all__ = [
 
 
 def install() -> None:
-    """Check the environment and register the import hook; calling it again does nothing.
+    """Check Python and torch, and register the import hook; calling it again does nothing.
 
-    Imports neither torch nor DGL. A package that has already been imported, and so works, is
-    left alone; so is a DGL whose C++ libraries exist for the installed torch.
+    Imports neither torch nor DGL, whose version is checked when it is imported. A package that has
+    already been imported, and so works, is left alone; so is a DGL whose C++ libraries exist for
+    the installed torch.
 
     Raises
     ------
     UnsupportedEnvironmentError
-        If Python, torch or DGL is missing or outside the supported range.
+        If Python or torch is missing or outside the supported range.
     """
-    check_environment()
+    check_environment("python", "torch")
     if any(isinstance(finder, CompatFinder) for finder in sys.meta_path):
         return
-    packages = {package for package in ("dgl", "ogb") if package not in sys.modules}
+    packages = {package for package in PACKAGES if package not in sys.modules}
     sys.meta_path.insert(0, CompatFinder(packages))  # type: ignore[arg-type]
-    if "dgl" in packages:
-        _mend_what_a_failed_import_left()
-
-
-def _mend_what_a_failed_import_left() -> None:
-    """After a failed ``import dgl``, its submodules stay in `sys.modules` and are not run again."""
+    # After a failed ``import dgl``, its submodules stay in `sys.modules` and are not run again;
+    # and Hydra fails after its import, which plugins of pytest may have brought about.
     for name, module in list(sys.modules.items()):
-        if name.startswith("dgl.") and module is not None:
+        is_left = name.startswith("hydra.") or ("dgl" in packages and name.startswith("dgl."))
+        if is_left and module is not None:
             replace_names(module)

@@ -32,18 +32,13 @@ class VersionRange:
 
 
 # torch 2.4 is the first with the device-generic torch.amp; no upper bound below the next major
-# version.  DGL 2.1 is the newest on PyPI for Linux, and the one whose C API the backend binds.
+# version. DGL 2.1 is the newest on PyPI for Linux, and the one whose C API the backend binds: its
+# functions are those of 2.2 to 2.4.
 SUPPORTED = (
-    VersionRange("python", "3.11", "3.13"),
+    VersionRange("python", "3.11", "3.15"),
     VersionRange("torch", "2.4", "3"),
-    VersionRange("dgl", "2.1", "2.2"),
+    VersionRange("dgl", "2.1", "2.5"),
 )
-
-_FIX = {
-    "python": "use Python 3.11 or 3.12",
-    "torch": "install torch 2.4 or newer: pip install 'torch>=2.4,<3'",
-    "dgl": "install DGL's wheel: pip install dgl==2.1.0",
-}
 
 
 def release(version: str) -> Version:
@@ -62,14 +57,33 @@ def installed_version(package: str) -> str | None:
         return None
 
 
-def check_environment() -> None:
-    """Raise UnsupportedEnvironmentError unless supported versions of all packages are installed."""
+def check_environment(*packages: str) -> None:
+    """Raise UnsupportedEnvironmentError unless supported versions are installed.
+
+    Parameters
+    ----------
+    *packages : str
+        Of these; by default of all in `SUPPORTED`.
+    """
     for supported in SUPPORTED:
         package = supported.package
+        if packages and package not in packages:
+            continue
         version = installed_version(package)
         if version is None or not supported.holds(version):
             raise UnsupportedEnvironmentError(
                 f"use dgl_mgpu without {supported}",
                 f"{package} {version} is installed" if version else "it is not installed",
-                _FIX[package],
+                fix(supported, version),
             )
+
+
+def fix(supported: VersionRange, version: str | None) -> str:
+    """What to do where a package has this version, which is not supported, or is absent (None)."""
+    if supported.package == "python":
+        return "use Python 3.11 to 3.14"
+    if supported.package == "dgl":
+        # pip may take a version of 2018 for the newest: the only one without a Python's tag.
+        install = "run dgl-mgpu install-dgl"
+        return f"pip uninstall dgl, then {install}" if version else install
+    return f"pip install '{str(supported).replace(' ', '')}'"

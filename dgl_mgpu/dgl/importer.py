@@ -1,4 +1,4 @@
-"""The import hook: acts when DGL's or ogb's modules are first imported, and never before.
+"""The import hook: acts when modules of DGL, ogb or Hydra are first imported, and never before.
 
 A finder at the head of `sys.meta_path` lets the ordinary finders locate a module, and applies the
 registry around its execution.
@@ -16,6 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from dgl_mgpu.dgl.environment import check_environment
 from dgl_mgpu.dgl.graphbolt.loading import GraphBoltLoader, already_loaded
 from dgl_mgpu.dgl.graphbolt.loading import load as load_graphbolt
 from dgl_mgpu.dgl.libraries import dgl_works_by_itself, graphbolt_works_by_itself
@@ -24,19 +25,23 @@ from dgl_mgpu.graph.originals import originals
 
 _TARGETS = {entry.module for entry in REPLACEMENTS} | {entry.module for entry in SURROUNDINGS}
 _GRAPHBOLT = "dgl.graphbolt"
+#: Those that have modules to mend.
+PACKAGES = {target.partition(".")[0] for target in _TARGETS}
 
 
 class CompatFinder:
     """Meta-path finder for the modules that the registry names."""
 
     def __init__(self, packages: set[str]) -> None:
-        self.packages = packages  # to mend, of "dgl" and "ogb"
+        self.packages = packages  # to mend, of `PACKAGES`
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         if name.partition(".")[0] not in self.packages:
             return None
+        if name == "dgl":
+            check_environment("dgl")
         if name.startswith(f"{_GRAPHBOLT}."):
             load_graphbolt(sys.modules[_GRAPHBOLT])
             if name in sys.modules:

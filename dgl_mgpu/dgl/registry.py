@@ -1,4 +1,4 @@
-"""Everything that is changed in DGL and in ogb, on one screen.
+"""Everything that is changed in DGL, in ogb and in Hydra, on one screen.
 
 Two kinds of entries, each with its reason and the versions it applies to:
 
@@ -19,7 +19,9 @@ from dataclasses import dataclass
 
 from dgl_mgpu.dgl.environment import VersionRange, installed_version
 
-DGL = VersionRange("dgl", "2.1", "2.2")
+DGL = VersionRange("dgl", "2.1", "2.5")
+# GraphBolt's Python and the operators it calls differ from one minor version to the next.
+GRAPHBOLT = VersionRange("dgl", "2.1", "2.2")
 TORCH = VersionRange("torch", "2.4", "3")
 # Since when only 0-dimensional arrays convert to Python scalars in silence.
 NUMPY_SCALARS = VersionRange("numpy", "1.25", "3")
@@ -29,6 +31,9 @@ NETWORKX_EDGES = VersionRange("networkx", "3.4", "4")
 # Since when the arrays of a table cannot be written to.
 PANDAS_3 = VersionRange("pandas", "3", "4")
 OGB = VersionRange("ogb", "1.3", "2")
+HYDRA = VersionRange("hydra-core", "1.3", "1.4")
+# Since when argparse checks the help of an option when it is added.
+PYTHON_3_14 = VersionRange("python", "3.14", "4")
 
 
 @dataclass(frozen=True)
@@ -297,6 +302,8 @@ _TABLE: dict[tuple[VersionRange, ...], dict[str, str]] = {
             "does not accept a part of a graph as a graph",
         "dgl.partition: partition_graph_with_halo":
             "marks a part's edges in a tensor on the CPU, wherever the graph is",
+    },
+    (GRAPHBOLT,): {
         """
             dgl.graphbolt.base: EndMarker.__iter__=iterate_marked
             dgl.graphbolt.dataloader: _find_and_wrap_parent=wrap_parent
@@ -334,11 +341,13 @@ _TABLE: dict[tuple[VersionRange, ...], dict[str, str]] = {
             "torch.cuda.amp.autocast is deprecated: a FutureWarning at every message-passing call",
         "dgl.backend.pytorch.tensor: sparse_matrix":
             "DGLGraph.adj_external() warns that invariant checks are disabled implicitly",
+        "dgl.nn.pytorch.conv.grouprevres: InvertibleCheckpoint":
+            "GroupRevRes resizes typed storages, which warn that they are to be removed",
+    },
+    (GRAPHBOLT, TORCH): {
         "dgl.graphbolt.impl.ondisk_dataset: torch=torch_of_graphs":
             "reads graphs of GraphBolt's C++ library as torch.load does by default: by version, "
             "or by TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD, that needs the library",
-        "dgl.nn.pytorch.conv.grouprevres: InvertibleCheckpoint":
-            "GroupRevRes resizes typed storages, which warn that they are to be removed",
     },
     (DGL, NUMPY_SCALARS): {
         "dgl.nn.pytorch.explain.subgraphx: np=numpy_for_subgraphx":
@@ -350,7 +359,7 @@ _TABLE: dict[tuple[VersionRange, ...], dict[str, str]] = {
         "dgl.dataloading.cluster_gcn: np=numpy_for_cluster_gcn":
             "ClusterGCNSampler calls numpy.cumsum on a tensor, which NumPy is about to refuse",
     },
-    (DGL, PANDAS_3): {
+    (GRAPHBOLT, PANDAS_3): {
         "dgl.graphbolt.internal.utils: read_edges":
             "its callers write to the arrays of a table",
     },
@@ -373,6 +382,19 @@ _TABLE: dict[tuple[VersionRange, ...], dict[str, str]] = {
         """.replace("torch", "torch=ogb:torch_for_ogb"):
             "reads pickled NumPy arrays with torch.load, which refuses them by default, and makes "
             "tensors of pandas' arrays, which are read-only since pandas 3",
+    },
+    (DGL, PYTHON_3_14): {
+        "dgl.dataloading.dataloader: GraphDataLoader.__init__=init_graph_loader":
+            "starts its workers by forkserver, as Python does now: a script without a main guard "
+            "starts itself again, and one that imports DGL first fails in them",
+    },
+    (GRAPHBOLT, PYTHON_3_14): {
+        "dgl.graphbolt.dataloader: MultiprocessingWrapper.__init__=init_workers":
+            "starts its workers by forkserver, too",
+    },
+    (HYDRA, PYTHON_3_14): {
+        "hydra.main: get_args_parser=hydra.main:get_args_parser":
+            "the help of one option is no string, which argparse refuses: ValueError",
     },
 }  # fmt: skip
 

@@ -24,6 +24,8 @@ pytestmark = [
     pytest.mark.filterwarnings("error:Sparse invariant checks"),
     # Python 3.12's own, at every fork of a process with threads: torch's DataLoader, not DGL.
     pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
+    # Torch 2.4's, of how it copies its own storages.
+    pytest.mark.filterwarnings("ignore:You are using .torch.load:FutureWarning"),
 ]
 
 NUM_NODES, NUM_EDGES = 30, 120

@@ -193,6 +193,55 @@ assert type(dgl.graphbolt).__name__ == "_WaitingModule"
     assert done.returncode == 0, done.stderr
 
 
+PRETEND_DGL = """
+from importlib import metadata
+version, there = metadata.version, {there!r}
+def pretended(name):
+    if name == "dgl" and there is None:
+        raise metadata.PackageNotFoundError(name)
+    return there if name == "dgl" else version(name)
+metadata.version = pretended
+"""
+
+
+@pytest.mark.parametrize(
+    ("there", "told"),
+    [
+        (None, "it is not installed; run dgl-mgpu install-dgl"),
+        ("0.1.3", "dgl 0.1.3 is installed; pip uninstall dgl, then run dgl-mgpu install-dgl"),
+    ],
+)
+def test_the_import_of_dgl_says_which_command_brings_it(run_python, there, told):
+    code = f"""{PRETEND_DGL.format(there=there)}
+import dgl_mgpu, dgl_mgpu.cli, dgl_mgpu.doctor
+print(dgl_mgpu.doctor._versions()[2])
+import dgl
+"""
+    done = run_python(code)
+    assert done.returncode == 1
+    assert done.stdout == told.partition("; ")[2] + "\n"
+    assert done.stderr.splitlines()[-1].endswith(told)
+
+
+def test_graphbolt_of_another_dgl_is_refused_when_it_is_used(run_python):
+    code = f"""{PRETEND_DGL.format(there="2.4.0")}
+import dgl_mgpu.doctor, dgl.distributed
+assert dgl.graph(([0], [1])).num_nodes() == 2
+from dgl_mgpu.errors import UnavailableError
+try:
+    dgl.graphbolt.ItemSet
+except UnavailableError as error:
+    print(error)
+print(dgl_mgpu.doctor._graphbolt()[0])
+"""
+    done = run_python(code)
+    assert done.returncode == 0, done.stderr
+    said, status = done.stdout.splitlines()
+    assert said.startswith("cannot use dgl.graphbolt of DGL 2.4.0: ")
+    assert "this package's operators are those of dgl >=2.1,<2.2" in said
+    assert status == "absent"
+
+
 @pytest.fixture
 def undecided(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Neither DGL's environment variable nor its file names a backend."""

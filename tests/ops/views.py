@@ -63,7 +63,10 @@ def row_view(
     """View of a tensor's rows; ``shuffle`` gives them a random order and a ``position``."""
     order = _order(len(rows), shuffle)
     tiers = _tiers(len(rows), layout)
-    segments = [rows[torch.from_numpy(order[held])].clone() for held in _segments(tiers)]
+    # Torch 2.4 looks no float8 up by ids.
+    numbers = rows.view(torch.uint8) if rows.element_size() == 1 else rows
+    parts = [numbers[torch.from_numpy(order[held])].clone() for held in _segments(tiers)]
+    segments = [part.view(rows.dtype) for part in parts]
     return RowView(
         tiers=torch.from_numpy(tiers),
         pointers=torch.tensor([segment.data_ptr() for segment in segments], dtype=torch.int64),

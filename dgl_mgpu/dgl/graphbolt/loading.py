@@ -14,6 +14,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from dgl_mgpu.dgl.environment import installed_version
+from dgl_mgpu.dgl.registry import GRAPHBOLT
+from dgl_mgpu.errors import UnavailableError
+
 _LIBRARY = "graphbolt_pytorch_"
 #: Names of `dgl_mgpu.dgl.graphbolt.later_names`, which cannot be imported before.
 _LATER = (
@@ -79,6 +83,7 @@ def load(module: ModuleType) -> None:
 
 
 def _execute(module: ModuleType, loader: Any) -> None:
+    _check_version()
     from unittest.mock import patch
 
     import torch
@@ -109,6 +114,19 @@ def _execute(module: ModuleType, loader: Any) -> None:
     # So that torch reads files of graphs without running what is in them.
     own = vars(module)["FusedCSCSamplingGraph"]
     torch.serialization.add_safe_globals([own, FusedCSCSamplingGraph, ScriptObject])
+
+
+def _check_version() -> None:
+    """Raise UnavailableError where this package has no operators for DGL's Python files."""
+    version = installed_version("dgl")
+    if version is None or not GRAPHBOLT.holds(version):
+        raise UnavailableError(
+            f"use dgl.graphbolt of DGL {version}",
+            f"its C++ library is not built for torch {installed_version('torch')}, and this "
+            f"package's operators are those of {GRAPHBOLT}",
+            "install DGL 2.1.0 (pip uninstall dgl, then dgl-mgpu install-dgl), or the torch that "
+            "its library is built for",
+        )
 
 
 def already_loaded(module: ModuleType) -> ModuleSpec:

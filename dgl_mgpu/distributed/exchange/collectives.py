@@ -45,7 +45,8 @@ class Broadcast(CommSchedule):
             room = rows.new_empty(self.part.src.count(number), *rows.shape[1:])
         message = None
         if self.group is not None and room.numel():
-            work = dist.broadcast(sendable(room), group=self.group, group_src=number, async_op=True)
+            source = dist.get_global_rank(self.group, number)
+            work = dist.broadcast(sendable(room), source, group=self.group, async_op=True)
             message = Message(work, room)
         # Own rows are waited for, too: they may be overwritten as soon as sums are there.
         return partial(_wait_for_rows, message, room)
@@ -55,7 +56,8 @@ class Broadcast(CommSchedule):
     ) -> Returning:
         if self.group is None or not rows.numel():
             return Returning(nothing, nothing)
-        work = dist.reduce(rows, group=self.group, group_dst=number, async_op=True)
+        owner = dist.get_global_rank(self.group, number)
+        work = dist.reduce(rows, owner, group=self.group, async_op=True)
         return Returning(Message(work, rows).wait, nothing)
 
 

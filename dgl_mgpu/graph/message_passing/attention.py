@@ -12,7 +12,6 @@ import torch
 from dgl.base import DGLError
 from dgl.heterograph import DGLGraph
 from torch import Tensor, nn
-from torch.nn.modules.module import _has_any_global_hook
 
 from dgl_mgpu.graph.distributed import DistributedGraphIndex
 from dgl_mgpu.graph.index import TensorIndex
@@ -65,6 +64,16 @@ def serves(graph: Any, heads: int, width: int, *features: Any) -> bool:
         )
         and all(can_attend(heads, width, dtype) for dtype in (torch.float32, features[0].dtype))
         and not is_transformed()
+    )
+
+
+def _has_any_global_hook() -> bool:
+    """Whether some hook is called for all modules; torch has this function since 2.5."""
+    return bool(
+        torch.nn.modules.module._global_forward_hooks
+        or torch.nn.modules.module._global_forward_pre_hooks
+        or torch.nn.modules.module._global_backward_hooks
+        or torch.nn.modules.module._global_backward_pre_hooks
     )
 
 

@@ -35,7 +35,7 @@ class MappedWindow:
             self.rank, size = dist.get_rank(group), dist.get_world_size(group)
         folder = [tempfile.mkdtemp(prefix="window-") if self.rank == 0 else ""]
         if group is not None:
-            dist.broadcast_object_list(folder, group=group, group_src=0)
+            dist.broadcast_object_list(folder, dist.get_global_rank(group, 0), group)
         paths = [Path(folder[0]) / str(other) for other in range(size)]
         paths[self.rank].write_bytes(bytes(2 * _BYTES))
         self.wait_for_all()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -32,6 +34,17 @@ def assign_lazy_features(self: Any, result: Any) -> Any:
     from dgl_mgpu.sampling import dataloading
 
     return dataloading.assign_lazy_features(self, result)
+
+
+def fork_workers(loader: Any) -> None:
+    """Have a loader of torch fork its workers where nobody has said how they are to start.
+
+    DGL's loaders are written for that, and scripts for workers that find what the script has made.
+    """
+    is_said = loader.multiprocessing_context or multiprocessing.get_start_method(allow_none=True)
+    is_changed = sys.version_info >= (3, 14) and sys.platform == "linux"  # Python's own way
+    if loader.num_workers and is_changed and not is_said:
+        loader.multiprocessing_context = "fork"
 
 
 iterate.serves_stores = True  # type: ignore[attr-defined]

@@ -21,6 +21,7 @@ from torch._utils import ExceptionWrapper
 
 from dgl_mgpu.dgl import runner_options
 from dgl_mgpu.dgl.patches import is_partitioned
+from dgl_mgpu.dgl.patches.dataloading import fork_workers
 from dgl_mgpu.dgl.patches.storages.pytorch_tensor import can_be_picked, pick_all, to_be_picked
 from dgl_mgpu.errors import (
     InvalidInputError,
@@ -459,12 +460,27 @@ def init_loader(
         gpu_cache,
         **kwargs,
     )
+    fork_workers(self)
     if is_shared:
         shared_graphs.share(self, graph, indices, batch_size)
     if self.device.type == "cuda" and runner_options.told().captures:
         from dgl_mgpu.capture.calls import capture_models
 
         capture_models()
+
+
+def init_graph_loader(
+    self: Any,
+    dataset: Any,
+    collate_fn: Any = None,
+    use_ddp: bool = False,
+    ddp_seed: int = 0,
+    **kwargs: Any,
+) -> None:
+    """In place of ``GraphDataLoader.__init__``."""
+    original = originals[f"{_HERE}:GraphDataLoader.__init__"]
+    original(self, dataset, collate_fn, use_ddp, ddp_seed, **kwargs)
+    fork_workers(self)
 
 
 def _check_batches(sampler: Any, batch_size: Any) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dgl_mgpu.dgl import runner_options
+from dgl_mgpu.dgl.patches.dataloading import fork_workers
 from dgl_mgpu.graph.originals import originals
 
 
@@ -36,6 +37,15 @@ def init_loader(
         from dgl_mgpu.capture.calls import capture_models
 
         capture_models()
+
+
+def init_workers(
+    self: Any, datapipe: Any, num_workers: int = 0, persistent_workers: bool = True
+) -> None:
+    """In place of ``MultiprocessingWrapper.__init__``."""
+    original = originals["dgl.graphbolt.dataloader:MultiprocessingWrapper.__init__"]
+    original(self, datapipe, num_workers, persistent_workers)
+    fork_workers(self.dataloader)
 
 
 def wrap_parent(
