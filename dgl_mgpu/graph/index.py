@@ -262,7 +262,7 @@ class TensorIndex(HeteroGraphIndex, TensorBacked):
         formats: Sequence[str] = ("coo", "csr", "csc"),
     ) -> HeteroGraphIndex:
         with tensor_backed_graphs(False):
-            return self.to_dgl().shared_memory(name, ntypes, etypes, formats)
+            return HeteroGraphIndex.shared_memory(self.to_dgl(), name, ntypes, etypes, formats)
 
     # -- formats -----------------------------------------------------------------------------------
 

@@ -267,6 +267,40 @@ _WITHOUT_LIBRARY: dict[str, str] = {
             DGLGraphGetAdj=adjacency DGLToImmutable=to_immutable DGLGraphContext=context
             DGLGraphNumBits=num_bits
     """,
+    "graph.host.settings:": """
+        global_config: DGLConfigGetLibxsmm=get_libxsmm DGLConfigSetLibxsmm=set_libxsmm
+        heterograph: DGLFindSrcDstNtypes=find_src_dst_ntypes
+        utils.internal: DGLGetOMPThreads=get_num_threads DGLSetOMPThreads=set_num_threads
+    """,
+    "graph.host.traversal:": """
+        traversal: DGLBFSEdges_v2=bfs_edges DGLBFSNodes_v2=bfs_nodes DGLDFSEdges_v2=dfs_edges
+            DGLDFSLabeledEdges_v2=dfs_labeled_edges DGLTopologicalNodes_v2=topological_nodes
+    """,
+    "graph.host.files:": """
+        data.graph_serialize: DGLAsHeteroGraph=as_heterograph GDataEdgeTensors=old_edges_of
+            GDataGraphHandle=old_index_of GDataNodeTensors=old_nodes_of GetFileVersion=file_version
+            LoadGraphFiles_V1=load_old_graphs LoadGraphFiles_V2=load_graphs
+            LoadLabels_V2=load_labels
+        data.heterograph_serialize: GetEDataFromHeteroGraphData=edges_of
+            GetEtypesFromHeteroGraphData=etypes_of GetGindexFromHeteroGraphData=index_of
+            GetNDataFromHeteroGraphData=nodes_of GetNtypesFromHeteroGraphData=ntypes_of
+            MakeHeteroGraphData=make_graph_data SaveHeteroGraphData=save_graphs
+        data.tensor_serialize: LoadNDArrayDict=load_tensors SaveNDArrayDict=save_tensors
+    """,
+    "graph.host.pickles:": """
+        heterograph_index: DGLCreateHeteroPickleStates=create_states DGLHeteroUnpickle=unpickle
+            DGLHeteroPickleStatesGetArrays=arrays_of DGLHeteroPickleStatesGetMeta=meta_of
+            DGLHeteroPickleStatesGetArraysNum=num_arrays_of
+            DGLHeteroPickleStatesGetVersion=version_of
+            DGLHeteroCreateFromSharedMem=from_shared_memory
+            DGLHeteroCopyToSharedMem=copy_to_shared_memory
+    """,
+    "graph.host.partition:": """
+        partition: DGLMakeSymmetric_Hetero=make_symmetric DGLMetisPartition_Hetero=assign_nodes
+            DGLPartitionWithHalo_Hetero=partition_with_halo DGLReassignEdges_Hetero=reassign_edges
+            DGLReorderGraph_Hetero=reorder GetHaloSubgraphInnerNodes_Hetero=inner_nodes
+    """,
+    "graph.shared_memory:": "ndarray: DGLExistSharedMemArray=exists_shared_memory",
 }
 
 #: Modules whose functions take DGL's own graphs too, in host memory.

@@ -54,7 +54,11 @@ def _MapCount(items: Map, key: Any) -> int:
 
 
 def _MapItems(items: Map) -> list[Any]:
-    return [part for item in items.handle.items() for part in item]
+    return [_content(part) for item in items.handle.items() for part in item]
+
+
+def _content(part: Any) -> Any:
+    return part.handle if isinstance(part, Value) else part
 
 
 def _MapSize(items: Map) -> int:
