@@ -15,7 +15,7 @@ from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.ops import parallel
 from dgl_mgpu.ops.check import DTYPES, ID_DTYPES, MAX_ROW_BYTES, check_tensor
 from dgl_mgpu.ops.library import Operator, Sizes, Written, call
-from dgl_mgpu.ops.memory import CACHE_LINE, inline, kernel, load_id, prefetch
+from dgl_mgpu.ops.memory import AHEAD, inline, kernel, load_id, prefetch_row
 
 OPS = ("add", "sub", "mul", "div", "copy_lhs", "copy_rhs")
 REDUCES = ("sum", "mean", "max", "min")
@@ -308,8 +308,6 @@ def check_entries(
         )
 
 
-#: How many entries ahead rows are prefetched, and how much of one at most.
-_AHEAD, _MAX_PREFETCHED = 8, 1024
 #: Rows that are worth waking a thread for.
 _GRAIN = 64
 
@@ -330,14 +328,6 @@ def _message(left: float, right: float, op: int) -> float:
 
 # The loops over columns have no branches and no ids in them, so that they become vector
 # instructions; a row is added to in the order of its entries, whatever the width of these is.
-
-
-@inline
-def _prefetch_row(rows: np.ndarray, row: int) -> None:
-    num_bytes = rows.shape[1] * rows.itemsize
-    address = rows.ctypes.data + row * num_bytes
-    for offset in range(0, min(num_bytes, _MAX_PREFETCHED), CACHE_LINE):
-        prefetch(address + offset)
 
 
 @inline
@@ -379,9 +369,7 @@ def _set_messages(
 
 
 @inline
-def _choose(
-    target: np.ndarray, row: np.ndarray, sign: float, arg: np.ndarray, entry: int
-) -> None:
+def _choose(target: np.ndarray, row: np.ndarray, sign: float, arg: np.ndarray, entry: int) -> None:
     """Keep the higher values, or with a sign of -1 the lower ones, and whose they are."""
     for column in range(len(target)):
         value, best = row[column], target[column]
@@ -408,11 +396,11 @@ def _spmm(
         total[:] = -sign * np.inf if is_choice else 0.0
         first, last = load_id(indptr, row, id_width), load_id(indptr, row + 1, id_width)
         for entry in range(first, last):
-            if entry + _AHEAD < end_of_all:
+            if entry + AHEAD < end_of_all:
                 if indices != 0:
-                    _prefetch_row(u, load_id(indices, entry + _AHEAD, id_width))
+                    prefetch_row(u, load_id(indices, entry + AHEAD, id_width))
                 if eids != 0 and op != _COPY_LHS:
-                    _prefetch_row(e, load_id(eids, entry + _AHEAD, id_width))
+                    prefetch_row(e, load_id(eids, entry + AHEAD, id_width))
             source = load_id(indices, entry, id_width) if indices != 0 else 0
             edge = load_id(eids, entry, id_width) if eids != 0 else entry
             if is_choice:
@@ -445,18 +433,18 @@ def _spmm_cpu(
     indices, eids = (None if ids is None else ids.contiguous() for ids in (indices, eids))
     number = torch.float64 if out.dtype == torch.float64 else torch.float32
     width = math.prod(shape)
-    left = _full_rows(u, shape, number)
-    repeat = 1 if e is None else _repeats(e.shape[1:], shape)
+    left = full_rows(u, shape, number)
+    repeat = 1 if e is None else repeats(e.shape[1:], shape)
     if op.startswith("copy") or repeat is None:
-        right, repeat = _full_rows(e, shape, number), 1
+        right, repeat = full_rows(e, shape, number), 1
     else:
-        right = _matrix(e, number)  # type: ignore[arg-type]
+        right = matrix(e, number)  # type: ignore[arg-type]
     results = out.view(len(out), width) if out.dtype == number else None
     results = torch.empty(len(out), width, dtype=number) if results is None else results
     is_choice = reduce in CHOICES
     chosen = torch.full((len(out), width) if is_choice else (0, 0), -1, dtype=torch.int64)
     parallel.run(
-        _spmm, len(out), _GRAIN, _address(indptr), _address(indices), _address(eids),
+        _spmm, len(out), _GRAIN, address(indptr), address(indices), address(eids),
         indptr.element_size(), left.numpy(), right.numpy(), repeat, OPS.index(op),
         REDUCES.index(reduce), results.numpy(), chosen.numpy(),
     )  # fmt: skip
@@ -491,16 +479,16 @@ def _spmm_shares_cpu(indptr: Tensor, indices: Tensor, bounds: Tensor, u: Tensor)
     return out.to(u.dtype)
 
 
-def _address(ids: Tensor | None) -> int:
+def address(ids: Tensor | None) -> int:
     return ids.data_ptr() if ids is not None and ids.numel() else 0
 
 
-def _matrix(operand: Tensor, number: torch.dtype) -> Tensor:
+def matrix(operand: Tensor, number: torch.dtype) -> Tensor:
     """An operand as rows of so many numbers."""
     return operand.detach().to(number).reshape(len(operand), operand[0:1].numel()).contiguous()
 
 
-def _full_rows(operand: Tensor | None, shape: Sequence[int], number: torch.dtype) -> Tensor:
+def full_rows(operand: Tensor | None, shape: Sequence[int], number: torch.dtype) -> Tensor:
     """An operand with a column for each of the output."""
     if operand is None:
         return torch.empty(0, 0, dtype=number)
@@ -511,7 +499,7 @@ def _full_rows(operand: Tensor | None, shape: Sequence[int], number: torch.dtype
     return rows.reshape(len(rows), math.prod(shape)).contiguous()
 
 
-def _repeats(row_shape: Sequence[int], shape: Sequence[int]) -> int | None:
+def repeats(row_shape: Sequence[int], shape: Sequence[int]) -> int | None:
     """How many columns in a row each one of an operand goes with; None if it is not so many."""
     padded = [1] * (len(shape) - len(row_shape)) + list(row_shape)
     alike = 0  # dimensions in which there is one for each

@@ -159,5 +159,3 @@ def from_dlpack(dltensor: Any) -> Any:
 def register_extension(cls: type, fcreate: Any = None) -> type:
     """Nothing: no C receives arguments."""
     return cls
-
-

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any, BinaryIO
 
 import torch
+from dgl import ndarray as nd
 from dgl.data.heterograph_serialize import HeteroGraphData
 
 from dgl_mgpu.graph.errors import InvalidCallError
@@ -248,9 +249,10 @@ def save_tensors(filename: str, tensors: Any, is_empty: bool) -> bool:
     return True
 
 
-def load_tensors(filename: str) -> dict[str, torch.Tensor]:
+def load_tensors(filename: str) -> dict[str, nd.NDArray]:
+    """Tensors by name, as DGL's arrays, which `dgl.data.load_tensors` can return."""
     with _open(filename, "rb", "read tensors from") as file:
         reader = Reader(file, filename)
         reader.expect(_TENSORS, "file of tensors")
         reader.number()
-        return reader.named()
+        return {name: nd.NDArray(tensor) for name, tensor in reader.named().items()}

@@ -6,6 +6,7 @@ import logging
 
 import numpy as np
 import torch
+from dgl import ndarray as nd
 from scipy import sparse
 from scipy.sparse.csgraph import reverse_cuthill_mckee
 
@@ -145,6 +146,6 @@ def _part(index: TensorIndex, inner: torch.Tensor, num_hops: int) -> HaloSubgrap
     return subgraph
 
 
-def inner_nodes(subgraph: HaloSubgraphIndex) -> torch.Tensor:
+def inner_nodes(subgraph: HaloSubgraphIndex) -> nd.NDArray:
     """Whether each node is of the part itself, int32."""
-    return subgraph.inner_nodes
+    return nd.NDArray(subgraph.inner_nodes)

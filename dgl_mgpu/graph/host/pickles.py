@@ -97,9 +97,7 @@ def copy_to_shared_memory(
             held[fmt] = (Coo if fmt == "coo" else Compressed)(*shared)
             shapes[fmt] = [[array.numel(), str(array.dtype)[6:]] for array in shared]
         described.append({"num": [relation.num_src, relation.num_dst], "formats": shapes})
-        relations.append(
-            Relation(relation.num_src, relation.num_dst, formats=tuple(held), **held)
-        )
+        relations.append(Relation(relation.num_src, relation.num_dst, formats=tuple(held), **held))
     meta = {
         "ends": index.schema.ends,
         "num_nodes": index._num_nodes,

@@ -111,6 +111,12 @@ class Writer:
         created = relation.created
         first = next(name for name in ("coo", "csc", "csr") if name in created)
         saved = [name for name in FORMATS if name in (formats or (first,))]
+        if absent := set(saved) - set(relation.formats):
+            raise InvalidCallError(
+                f"write a graph as {', '.join(sorted(absent))}",
+                f"it may only have {', '.join(relation.formats)}",
+                "name other formats, or allow these: g.formats([...])",
+            )
         self.number(_UNIT_GRAPH, _code(saved), _code(relation.formats))
         for name in saved:
             self.metagraph(num_ntypes, [(0, num_ntypes - 1)])
