@@ -10,7 +10,7 @@ import torch
 from dgl.container import List, Map, StrMap, Value
 
 
-def _made(kind: type, content: Any) -> Any:
+def _made(kind: Any, content: Any) -> Any:
     made = kind.__new__(kind)
     made.handle = content
     return made

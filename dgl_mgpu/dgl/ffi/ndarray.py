@@ -140,7 +140,7 @@ def numpyasarray(np_data: np.ndarray) -> tuple[torch.Tensor, tuple[int, ...]]:
 def empty(shape: Sequence[int], dtype: Any = "float32", ctx: Any = None) -> Any:
     """A new array."""
     kind, number = (ctx.device_type, ctx.device_id) if ctx is not None else (1, 0)
-    device = torch.device(_DEVICES[kind], number if kind != 1 else None)
+    device = torch.device("cpu") if kind == 1 else torch.device(_DEVICES[kind], number)
     return array_of(torch.empty(tuple(shape), dtype=_torch_dtype(dtype), device=device))
 
 

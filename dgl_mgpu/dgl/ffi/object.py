@@ -38,7 +38,7 @@ class ObjectBase:
         raise RuntimeError("__setstate__ is not supported for object type")
 
 
-def _new_object(cls: type) -> Any:
+def _new_object(cls: Any) -> Any:
     """An object of a class that is being unpickled; pickles name DGL's function of this name."""
     return cls.__new__(cls)
 

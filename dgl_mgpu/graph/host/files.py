@@ -33,8 +33,8 @@ class _Content:
     """A graph of a file, with its types and features."""
 
     index: TensorIndex
-    nodes: list[Named]
-    edges: list[Named]
+    nodes: Sequence[Named]
+    edges: Sequence[Named]
     ntypes: list[str]
     etypes: list[str]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import numpy as np
 import torch
@@ -83,7 +84,7 @@ def reassign_edges(
     numbers = torch.empty_like(before).index_copy_(
         0, order, torch.arange(before.numel(), dtype=before.dtype)
     )
-    held = {"csc" if by_destination else "csr": Compressed(*matrix[:2], numbers)}
+    held: dict[str, Any] = {"csc" if by_destination else "csr": Compressed(*matrix[:2], numbers)}
     index.relations[0] = Relation(
         relation.num_src, relation.num_dst, formats=relation.formats, **held
     )

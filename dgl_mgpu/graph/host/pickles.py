@@ -109,7 +109,7 @@ def copy_to_shared_memory(
     memory = map_shared_memory(f"{name}_meta", True, (len(data),), torch.uint8)
     memory.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
     copy = TensorIndex(index.schema, index._num_nodes, relations)
-    vars(copy)["_shared_meta"] = memory  # goes with the copy
+    copy._shared_meta = memory  # type: ignore[attr-defined]  # goes with the copy
     return copy
 
 

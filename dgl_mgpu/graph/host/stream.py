@@ -70,11 +70,14 @@ class Writer:
         self.file.write(struct.pack("<iiiBBH", 1, 0, tensor.dim(), kind, bits, 1))
         self.number(*tensor.shape)
         self.number(tensor.numel() * bits // 8)
-        self.file.write(memoryview(tensor.reshape(-1).view(torch.uint8).numpy()))
+        self.file.write(_bytes_of(tensor))
 
     def named(self, tensors: Named) -> None:
         """Tensors with their names."""
-        self.list(lambda item: (self.text(item[0]), self.array(item[1])), tensors)  # type: ignore[func-returns-value]
+        self.number(len(tensors))
+        for name, tensor in tensors:
+            self.text(name)
+            self.array(tensor)
 
     def matrix(self, relation: Relation, name: str) -> None:
         """A relation in one of its formats."""
@@ -167,10 +170,9 @@ class Reader:
         if num_bytes != math.prod(shape) * bits // 8 or (kind, bits) not in _DTYPES:
             raise self.error(f"an array of kind {kind} has {num_bytes} bytes and shape {shape}")
         tensor = torch.empty(shape, dtype=_DTYPES[kind, bits])
-        if num_bytes:
-            memory = memoryview(tensor.reshape(-1).view(torch.uint8).numpy())
-            if self.file.readinto(memory) != num_bytes:  # type: ignore[attr-defined]
-                raise self.error("it ends too early")
+        memory = _bytes_of(tensor) if num_bytes else b""
+        if num_bytes and self.file.readinto(memory) != num_bytes:  # type: ignore[attr-defined]
+            raise self.error("it ends too early")
         return tensor
 
     def named(self) -> dict[str, torch.Tensor]:
@@ -222,6 +224,11 @@ class Reader:
             return tuple(name for name in FORMATS if _CODES[name] & code)
         # The number of one; that of allowed formats is 0 if all are.
         return FORMATS if offset and code == 0 else (FORMATS[code - 1],)
+
+
+def _bytes_of(tensor: torch.Tensor) -> Any:
+    """A tensor's memory."""
+    return memoryview(tensor.reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
 
 
 def _code(formats: Iterable[str]) -> int:
