@@ -181,7 +181,7 @@ def _check_pair(lhs: Tensor, rhs: Tensor, op: str, action: str) -> None:
 
 #: Edges that are worth waking a thread for.
 _GRAIN = 512
-#: Partial sums of a dot product, which are one vector.
+#: Partial sums of a dot product, in float64: vectors, and as exact as pairwise sums in float32.
 _PARTS = 16
 _ADD, _SUB, _MUL, _DIV, _DOT = range(5)
 
@@ -192,9 +192,9 @@ def _dot(left: np.ndarray, right: np.ndarray, parts: np.ndarray) -> float:
     whole = len(left) // _PARTS * _PARTS
     for first in range(0, whole, _PARTS):
         for part in range(_PARTS):
-            parts[part] += left[first + part] * right[first + part]
+            parts[part] += np.float64(left[first + part]) * right[first + part]
     for place in range(whole, len(left)):
-        parts[place - whole] += left[place] * right[place]
+        parts[place - whole] += np.float64(left[place]) * right[place]
     total = parts[0]
     for part in range(1, _PARTS):
         total += parts[part]
@@ -211,7 +211,7 @@ def _sddmm(
     Each column of ``right`` goes with ``repeat`` columns of ``left``; of a dot product both have
     ``repeat`` for each of the output.
     """
-    parts = np.empty(_PARTS, out.dtype)
+    parts = np.empty(_PARTS, np.float64)
     for edge in range(begin, end):
         if edge + AHEAD < end:
             if left_ids != 0:
@@ -224,7 +224,7 @@ def _sddmm(
         if op == _DOT:
             for column in range(len(result)):
                 span = slice(column * repeat, (column + 1) * repeat)
-                result[column] = _dot(first[span], second[span], parts)
+                result[column] = out.dtype.type(_dot(first[span], second[span], parts))
             continue
         for block in range(len(second)):
             start, value = block * repeat, second[block]
