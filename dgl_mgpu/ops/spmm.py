@@ -385,7 +385,8 @@ def _spmm(
 ) -> None:  # fmt: skip
     """Rows ``[begin, end)``; ids are addresses of arrays, 0 where there is none.
 
-    ``chosen`` has the entry of each extreme, -1 where there is none.
+    ``chosen`` has the row of the operand that each extreme is of or, of two operands, the entry;
+    as it is given where there is none.
     """
     is_choice = reduce in (_MAX, _MIN)
     # In an array of its own, which no other overlaps, a row's result is quick to change.
@@ -405,9 +406,9 @@ def _spmm(
             edge = load_id(eids, entry, id_width) if eids != 0 else entry
             if is_choice:
                 if op == _COPY_LHS:
-                    _choose(total, u[source], sign, chosen[row], entry)
+                    _choose(total, u[source], sign, chosen[row], source)
                 elif op == _COPY_RHS:
-                    _choose(total, e[edge], sign, chosen[row], entry)
+                    _choose(total, e[edge], sign, chosen[row], edge)
                 else:
                     _set_messages(message, u[source], e[edge], repeat, op)
                     _choose(total, message, sign, chosen[row], entry)
@@ -441,8 +442,12 @@ def _spmm_cpu(
         right = matrix(e, number)  # type: ignore[arg-type]
     results = out.view(len(out), width) if out.dtype == number else None
     results = torch.empty(len(out), width, dtype=number) if results is None else results
-    is_choice = reduce in CHOICES
-    chosen = torch.full((len(out), width) if is_choice else (0, 0), -1, dtype=torch.int64)
+    of_both = arg_u is not None and arg_e is not None
+    only = arg_u if arg_e is None else arg_e
+    if of_both:
+        chosen = torch.full((len(out), width), -1, dtype=torch.int64)
+    else:
+        chosen = indptr.new_empty(0, 0) if only is None else only.zero_().view(len(out), width)
     parallel.run(
         _spmm, len(out), _GRAIN, address(indptr), address(indices), address(eids),
         indptr.element_size(), left.numpy(), right.numpy(), repeat, OPS.index(op),
@@ -450,9 +455,9 @@ def _spmm_cpu(
     )  # fmt: skip
     if out.dtype != number:
         out.copy_(results.view(out.shape))
-    for arg, ids in ((arg_u, indices), (arg_e, eids)):
-        if arg is not None:
-            _take_entries(chosen.view(arg.shape), ids, arg)
+    if of_both:
+        for arg, ids in ((arg_u, indices), (arg_e, eids)):
+            _take_entries(chosen.view(out.shape), ids, arg)  # type: ignore[arg-type]
     return [tensor for tensor in (out, arg_u, arg_e) if tensor is not None]
 
 
