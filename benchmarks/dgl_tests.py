@@ -1,5 +1,7 @@
 """Outcomes of DGL's own tests with this package's graphs, by file, on the CPU and on GPUs.
 
+On the CPU they run with DGL's binary, and as ``without_libdgl`` without it.
+
 Tests are those of a checkout of DGL v2.1.0, below its ``tests/python``, but for the
 distributed servers'.  Each file is run by a pytest of its own, with ``DGLTESTDEV`` as DGL's CI has
 it.  Of the tests that pass on the CPU and that DGL runs on GPUs, the result says how many pass
@@ -37,6 +39,9 @@ LEFT_OUT = {"distributed"}
 ROOT = Path(__file__).parents[1]
 PASSED, FAILED, SKIPPED, NOT_REACHED = "passed", "failed", "skipped", "not reached"
 
+#: Where tests run, and what DGL's tests call it.
+DEVICES = {"cpu": "cpu", "without_libdgl": "cpu", "gpu": "gpu"}
+
 #: By a test's name.
 Outcomes = dict[str, str]
 
@@ -55,12 +60,13 @@ def outcomes_of(file: str, device: str, dgl: Path, limit: float, each: float) ->
     environment = {
         **os.environ,
         "DGLBACKEND": "pytorch",
-        "DGLTESTDEV": device,
+        "DGLTESTDEV": DEVICES[device],
+        "DGL_MGPU_LIBDGL": "off" if device == "without_libdgl" else "auto",
         "PYTHONPATH": os.pathsep.join(
             filter(None, [str(ROOT), str(dgl / "tests"), os.environ.get("PYTHONPATH")])
         ),
     }
-    if device == "cpu":
+    if DEVICES[device] == "cpu":
         environment["CUDA_VISIBLE_DEVICES"] = ""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
@@ -104,13 +110,15 @@ def compared(found: Mapping[str, Mapping[str, Outcomes]]) -> dict[str, Any]:
     }
     for device, each in every.items():
         result[f"failed_on_{device}"] = [name for name, what in each.items() if what == FAILED]
-    if {"cpu", "gpu"} <= set(every):
-        cpu, gpu = every["cpu"], every["gpu"]
-        ran = [n for n, what in cpu.items() if what == PASSED and gpu.get(n) in (PASSED, FAILED)]
-        result["passed_on_cpu_and_run_on_gpu"] = len(ran)
-        result["of_these_passed_on_gpu"] = sum(gpu[name] == PASSED for name in ran)
-        result["skipped_on_cpu_passed_on_gpu"] = sum(
-            what == SKIPPED and gpu.get(name) == PASSED for name, what in cpu.items()
+    cpu = every.get("cpu", {})
+    for device in {"without_libdgl", "gpu"} & every.keys() if cpu else ():
+        other = every[device]
+        ran = [n for n, what in cpu.items() if what == PASSED and other.get(n) in (PASSED, FAILED)]
+        result[f"passed_on_cpu_and_run_on_{device}"] = len(ran)
+        result[f"of_these_passed_on_{device}"] = sum(other[name] == PASSED for name in ran)
+        result[f"of_these_failed_on_{device}"] = [name for name in ran if other[name] == FAILED]
+        result[f"skipped_on_cpu_passed_on_{device}"] = sum(
+            what == SKIPPED and other.get(name) == PASSED for name, what in cpu.items()
         )
     return result
 
@@ -122,7 +130,7 @@ def main() -> None:
         "--parts", nargs="+", default=["common", "pytorch"], help="folders or files of its tests"
     )
     gpus = ["gpu"] if torch.cuda.is_available() else []
-    parser.add_argument("--devices", nargs="+", choices=("cpu", "gpu"), default=["cpu", *gpus])
+    parser.add_argument("--devices", nargs="+", choices=DEVICES, default=["cpu", *gpus])
     parser.add_argument("--jobs", type=int, default=1, help="files at a time")
     parser.add_argument("--limit", type=float, default=1200.0, help="seconds of a file")
     parser.add_argument("--each", type=float, default=120.0, help="seconds of a test")

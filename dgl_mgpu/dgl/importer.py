@@ -17,9 +17,10 @@ from types import ModuleType
 from typing import Any
 
 from dgl_mgpu.dgl.environment import check_environment
+from dgl_mgpu.dgl.ffi import STAND_INS
 from dgl_mgpu.dgl.graphbolt.loading import GraphBoltLoader, already_loaded
 from dgl_mgpu.dgl.graphbolt.loading import load as load_graphbolt
-from dgl_mgpu.dgl.libraries import dgl_works_by_itself, graphbolt_works_by_itself
+from dgl_mgpu.dgl.libraries import dgl_works_by_itself, graphbolt_works_by_itself, uses_libdgl
 from dgl_mgpu.dgl.registry import REPLACEMENTS, SURROUNDINGS, Replacement, applies
 from dgl_mgpu.graph.originals import originals
 
@@ -45,7 +46,9 @@ class CompatFinder:
         if name.startswith(f"{_GRAPHBOLT}."):
             load_graphbolt(sys.modules[_GRAPHBOLT])
             if name in sys.modules:
-                return already_loaded(sys.modules[name])
+                return already_loaded(sys.modules[name], name)
+        if name in STAND_INS and not uses_libdgl():
+            return already_loaded(importlib.import_module(_stand_in(name)), name)
         if name not in ("dgl", _GRAPHBOLT) and name not in _TARGETS:
             return None
         finders = (finder for finder in sys.meta_path if finder is not self)
@@ -63,6 +66,10 @@ class CompatFinder:
         elif name in _TARGETS:
             _mend_on_execution(name, spec.loader)
         return spec
+
+
+def _stand_in(name: str) -> str:
+    return f"{__package__}.ffi.{name.rpartition('.')[2]}"
 
 
 def _mend_on_execution(name: str, loader: Any) -> None:

@@ -21,6 +21,8 @@ def is_tensor_backed(index: Any) -> bool:
     return isinstance(index, TensorBacked)
 
 
+# Whether DGL's binary is used: without it, all graphs are made of tensors.
+_has_library = True
 # How many uses of `tensor_backed_graphs` there are at the moment, which may end in any order.
 _num_on = 0
 _lock = freed_at_fork(threading.Lock())
@@ -29,13 +31,24 @@ _lock = freed_at_fork(threading.Lock())
 _of_thread = threading.local()
 
 
+def do_without_library() -> None:
+    """Implement graphs on the CPU as well from now on: DGL's binary is not there."""
+    global _has_library
+    _has_library = False
+
+
+def has_library() -> bool:
+    """Whether DGL's binary is used."""
+    return _has_library
+
+
 @contextmanager
 def tensor_backed_graphs(on: bool = True) -> Iterator[None]:
     """Have this package implement graphs on the CPU as well, as it does those on GPUs.
 
     For tests on machines without a GPU: graphs that any thread makes inside are made of tensors.
     With ``on=False``, graphs on the CPU that this thread makes are DGL's own, as they are without
-    this.
+    this; where there is no binary of DGL, they are made of tensors nevertheless.
     """
     off_before = getattr(_of_thread, "off", False)
     _of_thread.off = not on
@@ -55,7 +68,9 @@ def _count(change: int) -> None:
 
 def is_passed_as_tensor(data: torch.Tensor) -> bool:
     """Whether a tensor is handed to C functions as it is, and not as DGL's NDArray."""
-    return data.is_cuda or (_num_on > 0 and not getattr(_of_thread, "off", False))
+    if data.is_cuda or not _has_library:
+        return True
+    return _num_on > 0 and not getattr(_of_thread, "off", False)
 
 
 #: Types of arguments that :func:`is_tensor_backed_argument` has to look at.

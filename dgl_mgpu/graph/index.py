@@ -20,7 +20,7 @@ from dgl.graph_index import GraphIndex, from_coo
 from dgl.heterograph_index import HeteroGraphIndex
 from dgl.utils import to_dgl_context, toindex
 
-from dgl_mgpu.graph.dispatch import TensorBacked, tensor_backed_graphs
+from dgl_mgpu.graph.dispatch import TensorBacked, has_library, tensor_backed_graphs
 from dgl_mgpu.graph.errors import raising_dgl_errors
 from dgl_mgpu.graph.relation import FORMATS, Compressed, Coo, Relation, Unnumbered, ranges
 
@@ -96,6 +96,8 @@ class TensorIndex(HeteroGraphIndex, TensorBacked):
     @classmethod
     def from_dgl(cls, index: HeteroGraphIndex, device: torch.device | str) -> TensorIndex:
         """Copy DGL's index, which is on the CPU, with the formats it has, to a device."""
+        if isinstance(index, TensorIndex):  # as every index is without DGL's binary
+            return index.on(torch.device(device))
         schema = GraphSchema(index.metagraph)
         relations = [
             _from_unit_graph(index.get_relation_graph(etype), torch.device(device))
@@ -104,7 +106,9 @@ class TensorIndex(HeteroGraphIndex, TensorBacked):
         return cls(schema, [index.num_nodes(t) for t in range(schema.num_ntypes)], relations)
 
     def to_dgl(self) -> HeteroGraphIndex:
-        """Copy to DGL's C++ index on the CPU."""
+        """Copy to DGL's C++ index on the CPU; without DGL's binary, to one of tensors there."""
+        if not has_library():
+            return self.on(torch.device("cpu"))
         with tensor_backed_graphs(False):
             units = [
                 _to_unit_graph(relation.to(torch.device("cpu")), 1 if src == dst else 2)
@@ -113,6 +117,12 @@ class TensorIndex(HeteroGraphIndex, TensorBacked):
             return heterograph_index.create_heterograph_from_relations(
                 self.schema.metagraph, units, toindex(self._num_nodes)
             )
+
+    def on(self, device: torch.device) -> TensorIndex:
+        """The index on a device: itself if it is there."""
+        if device == self.device:
+            return self
+        return TensorIndex(self.schema, self._num_nodes, [r.to(device) for r in self.relations])
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (self.schema.metagraph, self._num_nodes, list(map(_state, self.relations)))
@@ -224,10 +234,7 @@ class TensorIndex(HeteroGraphIndex, TensorBacked):
     def copy_to(self, ctx: DGLContext) -> HeteroGraphIndex:
         if ctx.device_type == _CPU:
             return self.to_dgl()
-        device = F.to_backend_ctx(ctx)
-        if device == self.device:
-            return self
-        return TensorIndex(self.schema, self._num_nodes, [r.to(device) for r in self.relations])
+        return self.on(F.to_backend_ctx(ctx))
 
     def pin_memory(self) -> HeteroGraphIndex:
         return self.pin_memory_()
@@ -255,7 +262,7 @@ class TensorIndex(HeteroGraphIndex, TensorBacked):
         formats: Sequence[str] = ("coo", "csr", "csc"),
     ) -> HeteroGraphIndex:
         with tensor_backed_graphs(False):
-            return self.to_dgl().shared_memory(name, ntypes, etypes, formats)
+            return HeteroGraphIndex.shared_memory(self.to_dgl(), name, ntypes, etypes, formats)
 
     # -- formats -----------------------------------------------------------------------------------
 

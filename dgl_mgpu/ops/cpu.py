@@ -149,6 +149,19 @@ def count_bits(typing_context, value):  # type: ignore[no-untyped-def]
     return types.int64(types.int64), codegen
 
 
+#: How many entries ahead kernels prefetch rows, and how much of one at most.
+AHEAD, _MAX_PREFETCHED = 8, 1024
+
+
+@inline
+def prefetch_row(rows: np.ndarray, row: int) -> None:
+    """Prefetch a row of a contiguous matrix."""
+    num_bytes = rows.shape[1] * rows.itemsize
+    address = rows.ctypes.data + row * num_bytes
+    for offset in range(0, min(num_bytes, _MAX_PREFETCHED), CACHE_LINE):
+        prefetch(address + offset)
+
+
 @inline
 def load_id(address: int, index: int, width: int) -> np.int64:
     """Element ``index`` of an array of 4- or 8-byte integers, as int64."""

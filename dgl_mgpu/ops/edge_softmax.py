@@ -7,15 +7,20 @@ attention of GAT (Veličković et al., ICLR 2018, section 2.1).
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from dgl_mgpu.errors import InvalidInputError
+from dgl_mgpu.ops import cpu
 from dgl_mgpu.ops import device as gpu
 from dgl_mgpu.ops.check import DTYPES, ID_DTYPES, check_tensor
+from dgl_mgpu.ops.cpu import AHEAD, kernel, load_id, prefetch_row
 from dgl_mgpu.ops.device import Kernel, c_type
 from dgl_mgpu.ops.library import Operator, call
+from dgl_mgpu.ops.spmm import address, matrix
 from dgl_mgpu.ops.spmm_layout import ELEMENTS
 
 
@@ -120,49 +125,100 @@ def _checked_rows(
     return indptr.contiguous(), eids.contiguous()
 
 
-class _Rows:
-    """Values of edges as those of the rows' entries, in float32 at least, and back."""
+def _check_offsets(indptr: Tensor, num_entries: int) -> None:
+    first, last = int(indptr[0]), int(indptr[-1])
+    if first != 0 or last != num_entries or (indptr.diff() < 0).any():
+        raise InvalidInputError(
+            "take the softmax of the edges of nodes",
+            f"indptr from {first} to {last} does not rise from 0 to {num_entries}, the number"
+            " of edges",
+            f"pass an indptr that rises from 0 to {num_entries}",
+        )
 
-    def __init__(self, indptr: Tensor, eids: Tensor | None, example: Tensor) -> None:
-        self._indptr, self._eids, self._example = indptr.long(), eids, example
-        self._degrees = self._indptr.diff()
-        first, last = int(self._indptr[0]), int(self._indptr[-1])
-        if first != 0 or last != len(example) or (self._degrees < 0).any():
-            raise InvalidInputError(
-                "take the softmax of the edges of nodes",
-                f"indptr from {first} to {last} does not rise from 0 to {len(example)}, the number"
-                " of edges",
-                f"pass an indptr that rises from 0 to {len(example)}",
-            )
 
-    def entries(self, edges: Tensor) -> Tensor:
-        if edges.dtype.itemsize == 2:
-            edges = edges.float()
-        flat = edges.reshape(len(edges), -1)
-        return flat if self._eids is None else flat[self._eids]
+#: Rows that are worth waking a thread for.
+_GRAIN = 64
 
-    def reduced(self, entries: Tensor, reduction: str) -> Tensor:
-        """For each entry what its row is reduced to."""
-        if len(entries) == 0:
-            return entries
-        rows = torch.segment_reduce(entries, reduction, offsets=self._indptr)
-        return rows.repeat_interleave(self._degrees, 0)
 
-    def edges(self, entries: Tensor) -> Tensor:
-        out = torch.empty_like(self._example)
-        flat = out.view(len(out), -1)
-        flat[slice(None) if self._eids is None else self._eids] = entries.to(out.dtype)
-        return out
+@kernel
+def _softmax_rows(
+    begin: int, end: int, indptr: int, eids: int, id_width: int, scores: np.ndarray,
+    out: np.ndarray,
+) -> None:  # fmt: skip
+    """Rows ``[begin, end)``; ids are addresses of arrays, 0 where an entry is its edge."""
+    width = out.shape[1]
+    largest, total = np.empty(width, out.dtype), np.empty(width, out.dtype)
+    # The row's entries one after the other: they are read and written far apart only once.
+    powers = np.empty((64, width), out.dtype)
+    end_of_all = load_id(indptr, end, id_width)
+    for row in range(begin, end):
+        first, last = load_id(indptr, row, id_width), load_id(indptr, row + 1, id_width)
+        if len(powers) < last - first:
+            powers = np.empty((2 * (last - first), width), out.dtype)
+        largest[:], total[:] = -np.inf, 0
+        for entry in range(first, last):
+            if eids != 0 and entry + AHEAD < end_of_all:
+                prefetch_row(scores, load_id(eids, entry + AHEAD, id_width))
+            given = scores[load_id(eids, entry, id_width) if eids != 0 else entry]
+            power = powers[entry - first]
+            for column in range(width):
+                power[column] = given[column]
+                largest[column] = max(largest[column], given[column])
+        for entry in range(last - first):
+            power = powers[entry]
+            for column in range(width):
+                power[column] = np.exp(power[column] - largest[column])
+                total[column] += power[column]
+        for entry in range(first, last):
+            result = out[load_id(eids, entry, id_width) if eids != 0 else entry]
+            power = powers[entry - first]
+            for column in range(width):
+                result[column] = power[column] / total[column]
+
+
+@kernel
+def _gradient_rows(
+    begin: int, end: int, indptr: int, eids: int, id_width: int, weights: np.ndarray,
+    grad: np.ndarray, out: np.ndarray,
+) -> None:  # fmt: skip
+    """The gradient of the same."""
+    total = np.empty(out.shape[1], out.dtype)
+    for row in range(begin, end):
+        first, last = load_id(indptr, row, id_width), load_id(indptr, row + 1, id_width)
+        total[:] = 0
+        for entry in range(first, last):
+            edge = load_id(eids, entry, id_width) if eids != 0 else entry
+            weight, given = weights[edge], grad[edge]
+            for column in range(len(total)):
+                total[column] += weight[column] * given[column]
+        for entry in range(first, last):
+            edge = load_id(eids, entry, id_width) if eids != 0 else entry
+            weight, given, result = weights[edge], grad[edge], out[edge]
+            for column in range(len(total)):
+                result[column] = weight[column] * (given[column] - total[column])
+
+
+def _over_rows(
+    function: Callable[..., None], indptr: Tensor, eids: Tensor | None, *operands: Tensor
+) -> Tensor:
+    """What a kernel makes of edges' values, in float32 at least, as the operands' type."""
+    example = operands[0]
+    _check_offsets(indptr, len(example))
+    number = torch.float64 if example.dtype == torch.float64 else torch.float32
+    inputs = [matrix(operand, number).numpy() for operand in operands]
+    out = torch.empty(inputs[0].shape, dtype=number)
+    cpu.run(
+        function, len(indptr) - 1, _GRAIN, indptr.data_ptr(), address(eids),
+        indptr.element_size(), *inputs, out.numpy(),
+    )  # fmt: skip
+    return out.to(example.dtype).view(example.shape)
 
 
 @edge_softmax_op.cpu
 def _edge_softmax_cpu(indptr: Tensor, eids: Tensor | None, scores: Tensor) -> Tensor:
     if scores.numel() == 0:
         return torch.empty_like(scores)
-    rows = _Rows(indptr, eids, scores)
-    entries = rows.entries(scores)
-    powers = (entries - rows.reduced(entries, "max")).exp()
-    return rows.edges(powers / rows.reduced(powers, "sum"))
+    return _over_rows(_softmax_rows, indptr, eids, scores)
 
 
 @edge_softmax_backward_op.cpu
@@ -171,9 +227,7 @@ def _edge_softmax_backward_cpu(
 ) -> Tensor:
     if out.numel() == 0:
         return torch.empty_like(out)
-    rows = _Rows(indptr, eids, out)
-    weights, grads = rows.entries(out), rows.entries(grad)
-    return rows.edges(weights * (grads - rows.reduced(weights * grads, "sum")))
+    return _over_rows(_gradient_rows, indptr, eids, out, grad)
 
 
 _THREADS, _FINISH_THREADS = 256, 128

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import functools
 import math
-import operator
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from dgl_mgpu.errors import InvalidInputError
+from dgl_mgpu.ops import cpu
 from dgl_mgpu.ops import device as gpu
 from dgl_mgpu.ops.check import DTYPES, check_ids
+from dgl_mgpu.ops.cpu import AHEAD, inline, kernel, load_id, prefetch_row
 from dgl_mgpu.ops.device import Kernel, c_type
 from dgl_mgpu.ops.library import Operator, call
+from dgl_mgpu.ops.spmm import address, full_rows, matrix, repeats
 from dgl_mgpu.ops.spmm_layout import ELEMENTS, VECTOR_BYTES
 
 OPERATIONS = ("add", "sub", "mul", "div", "dot", "copy_lhs", "copy_rhs")
@@ -177,40 +179,100 @@ def _check_pair(lhs: Tensor, rhs: Tensor, op: str, action: str) -> None:
         )
 
 
-#: Edges at a time: what is made on the way stays small.
-_EDGES_AT_A_TIME = 1 << 16
-_TORCH_OPERATIONS = {
-    "add": operator.add,
-    "sub": operator.sub,
-    "mul": operator.mul,
-    "div": operator.truediv,
-    "dot": lambda left, right: (left * right).sum(-1, keepdim=True),
-}
+#: Edges that are worth waking a thread for.
+_GRAIN = 512
+#: Partial sums of a dot product, in float64: vectors, and as exact as pairwise sums in float32.
+_PARTS = 16
+_ADD, _SUB, _MUL, _DIV, _DOT = range(5)
+
+
+@inline
+def _dot(left: np.ndarray, right: np.ndarray, parts: np.ndarray) -> float:
+    parts[:] = 0
+    whole = len(left) // _PARTS * _PARTS
+    for first in range(0, whole, _PARTS):
+        for part in range(_PARTS):
+            parts[part] += np.float64(left[first + part]) * right[first + part]
+    for place in range(whole, len(left)):
+        parts[place - whole] += np.float64(left[place]) * right[place]
+    total = parts[0]
+    for part in range(1, _PARTS):
+        total += parts[part]
+    return total
+
+
+@kernel
+def _sddmm(
+    begin: int, end: int, left: np.ndarray, left_ids: int, right: np.ndarray, right_ids: int,
+    id_width: int, op: int, repeat: int, out: np.ndarray,
+) -> None:  # fmt: skip
+    """Edges ``[begin, end)``; ids are addresses of arrays, 0 where an edge's number is the row.
+
+    Each column of ``right`` goes with ``repeat`` columns of ``left``; of a dot product both have
+    ``repeat`` for each of the output.
+    """
+    parts = np.empty(_PARTS, np.float64)
+    for edge in range(begin, end):
+        if edge + AHEAD < end:
+            if left_ids != 0:
+                prefetch_row(left, load_id(left_ids, edge + AHEAD, id_width))
+            if right_ids != 0:
+                prefetch_row(right, load_id(right_ids, edge + AHEAD, id_width))
+        first = left[load_id(left_ids, edge, id_width) if left_ids != 0 else edge]
+        second = right[load_id(right_ids, edge, id_width) if right_ids != 0 else edge]
+        result = out[edge]
+        if op == _DOT:
+            for column in range(len(result)):
+                span = slice(column * repeat, (column + 1) * repeat)
+                result[column] = out.dtype.type(_dot(first[span], second[span], parts))
+            continue
+        for block in range(len(second)):
+            start, value = block * repeat, second[block]
+            if op == _ADD:
+                for column in range(start, start + repeat):
+                    result[column] = first[column] + value
+            elif op == _SUB:
+                for column in range(start, start + repeat):
+                    result[column] = first[column] - value
+            elif op == _MUL:
+                for column in range(start, start + repeat):
+                    result[column] = first[column] * value
+            else:
+                for column in range(start, start + repeat):
+                    result[column] = first[column] / value
 
 
 @sddmm_op.cpu
 def _sddmm_cpu(operation: EdgeOperation) -> Tensor:
     src, dst, _, _, op, lhs_target, rhs_target = operation
     left, right = operation.operands()
-    shape = out_shape(op, left.shape[1:], right.shape[1:])
-    out = left.new_empty(len(src), *shape)
-    for begin in range(0, len(src), _EDGES_AT_A_TIME):
-        edges = slice(begin, begin + _EDGES_AT_A_TIME)
-        rows: Mapping[str, Tensor | slice] = {"u": src[edges], "e": edges, "v": dst[edges]}
-        if op.startswith("copy"):
-            out[edges] = left[rows[rhs_target if op == "copy_rhs" else lhs_target]]
-        else:
-            lhs, rhs = left[rows[lhs_target]], right[rows[rhs_target]]
-            if out.dtype.itemsize == 2:
-                lhs, rhs = lhs.float(), rhs.float()
-            dims = 1 + len(shape)
-            out[edges] = _TORCH_OPERATIONS[op](_padded(lhs, dims), _padded(rhs, dims))
-    return out
+    out = left.new_empty(len(src), *out_shape(op, left.shape[1:], right.shape[1:]))
+    ids = {"u": src.contiguous(), "e": None, "v": dst.contiguous()}
+    if op.startswith("copy"):
+        rows = ids[rhs_target if op == "copy_rhs" else lhs_target]
+        return out.copy_(left) if rows is None else torch.index_select(left, 0, rows)
+    if out.numel() == 0:
+        return out
+    shape = torch.broadcast_shapes(left.shape[1:], right.shape[1:])
+    if math.prod(shape) == 0:  # dot products of nothing
+        return out.zero_()
+    number = torch.float64 if out.dtype == torch.float64 else torch.float32
+    left_rows = full_rows(left, shape, number)
+    repeat: int | None = shape[-1] if op == "dot" else repeats(right.shape[1:], shape)
+    if op == "dot" or repeat is None:
+        right_rows = full_rows(right, shape, number)
+    else:
+        right_rows = matrix(right, number)
+    result = out if out.dtype == number else torch.empty_like(out, dtype=number)
+    cpu.run(
+        _sddmm, len(out), _GRAIN, left_rows.numpy(), address(ids[lhs_target]), right_rows.numpy(),
+        address(ids[rhs_target]), src.element_size(), _NUMBERS[op], repeat or 1,
+        result.view(len(out), -1).numpy(),
+    )  # fmt: skip
+    return out if result is out else out.copy_(result)
 
 
-def _padded(rows: Tensor, dims: int) -> Tensor:
-    """Rows with dimensions of 1 in front of their shape."""
-    return rows.reshape(len(rows), *[1] * (dims - rows.dim()), *rows.shape[1:])
+_NUMBERS = {"add": _ADD, "sub": _SUB, "mul": _MUL, "div": _DIV, "dot": _DOT}
 
 
 _THREADS = 256

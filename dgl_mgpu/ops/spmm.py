@@ -14,7 +14,7 @@ from torch import Tensor
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.ops import cpu
 from dgl_mgpu.ops.check import DTYPES, ID_DTYPES, MAX_ROW_BYTES, check_tensor
-from dgl_mgpu.ops.cpu import inline, kernel, load_id, store_id
+from dgl_mgpu.ops.cpu import AHEAD, inline, kernel, load_id, prefetch_row
 from dgl_mgpu.ops.library import Operator, Sizes, Written, call
 
 OPS = ("add", "sub", "mul", "div", "copy_lhs", "copy_rhs")
@@ -326,45 +326,102 @@ def _message(left: float, right: float, op: int) -> float:
     return left / right
 
 
+# The loops over columns have no branches and no ids in them, so that they become vector
+# instructions; a row is added to in the order of its entries, whatever the width of these is.
+
+
+@inline
+def _add(target: np.ndarray, row: np.ndarray) -> None:
+    for column in range(len(target)):
+        target[column] += row[column]
+
+
+@inline
+def _add_messages(
+    target: np.ndarray, left: np.ndarray, right: np.ndarray, repeat: int, op: int
+) -> None:
+    """Add messages; each column of ``right`` goes with ``repeat`` columns of ``left``."""
+    if repeat == 1 and op == _MUL:
+        for column in range(len(target)):
+            target[column] += left[column] * right[column]
+    elif repeat == 1:
+        for column in range(len(target)):
+            target[column] += _message(left[column], right[column], op)
+    else:
+        for block in range(len(right)):
+            first, value = block * repeat, right[block]
+            if op == _MUL:
+                for column in range(first, first + repeat):
+                    target[column] += left[column] * value
+            else:
+                for column in range(first, first + repeat):
+                    target[column] += _message(left[column], value, op)
+
+
+@inline
+def _set_messages(
+    target: np.ndarray, left: np.ndarray, right: np.ndarray, repeat: int, op: int
+) -> None:
+    for block in range(len(right)):
+        first, value = block * repeat, right[block]
+        for column in range(first, first + repeat):
+            target[column] = _message(left[column], value, op)
+
+
+@inline
+def _choose(target: np.ndarray, row: np.ndarray, sign: float, arg: np.ndarray, entry: int) -> None:
+    """Keep the higher values, or with a sign of -1 the lower ones, and whose they are."""
+    for column in range(len(target)):
+        value, best = row[column], target[column]
+        is_better = sign * value > sign * best
+        target[column] = value if is_better else best
+        arg[column] = entry if is_better else arg[column]
+
+
 @kernel
 def _spmm(
     begin: int, end: int, indptr: int, indices: int, eids: int, id_width: int, u: np.ndarray,
-    e: np.ndarray, u_columns: np.ndarray, e_columns: np.ndarray, op: int, reduce: int,
-    out: np.ndarray, arg_u: int, arg_e: int,
+    e: np.ndarray, repeat: int, op: int, reduce: int, out: np.ndarray, chosen: np.ndarray,
 ) -> None:  # fmt: skip
-    """Rows ``[begin, end)``; ids are addresses of arrays, 0 where there is none."""
-    width = out.shape[1]
+    """Rows ``[begin, end)``; ids are addresses of arrays, 0 where there is none.
+
+    ``chosen`` has the row of the operand that each extreme is of or, of two operands, the entry;
+    as it is given where there is none.
+    """
+    is_choice = reduce in (_MAX, _MIN)
+    # In an array of its own, which no other overlaps, a row's result is quick to change.
+    total, message = np.empty(out.shape[1], out.dtype), np.empty(out.shape[1], out.dtype)
+    sign = total.dtype.type(1.0 if reduce == _MAX else -1.0)
+    end_of_all = load_id(indptr, end, id_width)
     for row in range(begin, end):
-        for column in range(width):
-            out[row, column] = -np.inf if reduce == _MAX else np.inf if reduce == _MIN else 0.0
-            if arg_u != 0:
-                store_id(arg_u, row * width + column, id_width, 0)
-            if arg_e != 0:
-                store_id(arg_e, row * width + column, id_width, 0)
+        total[:] = -sign * np.inf if is_choice else 0.0
         first, last = load_id(indptr, row, id_width), load_id(indptr, row + 1, id_width)
         for entry in range(first, last):
+            if entry + AHEAD < end_of_all:
+                if indices != 0:
+                    prefetch_row(u, load_id(indices, entry + AHEAD, id_width))
+                if eids != 0 and op != _COPY_LHS:
+                    prefetch_row(e, load_id(eids, entry + AHEAD, id_width))
             source = load_id(indices, entry, id_width) if indices != 0 else 0
             edge = load_id(eids, entry, id_width) if eids != 0 else entry
-            for column in range(width):
+            if is_choice:
                 if op == _COPY_LHS:
-                    value = u[source, u_columns[column]]
+                    _choose(total, u[source], sign, chosen[row], source)
                 elif op == _COPY_RHS:
-                    value = e[edge, e_columns[column]]
+                    _choose(total, e[edge], sign, chosen[row], edge)
                 else:
-                    value = _message(u[source, u_columns[column]], e[edge, e_columns[column]], op)
-                if reduce in (_SUM, _MEAN):
-                    out[row, column] += value
-                    continue
-                best = out[row, column]
-                if (reduce == _MAX and best < value) or (reduce == _MIN and best > value):
-                    out[row, column] = value
-                    if arg_u != 0:
-                        store_id(arg_u, row * width + column, id_width, source)
-                    if arg_e != 0:
-                        store_id(arg_e, row * width + column, id_width, edge)
+                    _set_messages(message, u[source], e[edge], repeat, op)
+                    _choose(total, message, sign, chosen[row], entry)
+            elif op == _COPY_LHS:
+                _add(total, u[source])
+            elif op == _COPY_RHS:
+                _add(total, e[edge])
+            else:
+                _add_messages(total, u[source], e[edge], repeat, op)
         if reduce == _MEAN and last > first:
-            for column in range(width):
-                out[row, column] /= last - first
+            for column in range(len(total)):
+                total[column] /= last - first
+        out[row] = total
 
 
 @spmm_op.cpu
@@ -376,16 +433,40 @@ def _spmm_cpu(
     indptr = indptr.contiguous()
     indices, eids = (None if ids is None else ids.contiguous() for ids in (indices, eids))
     number = torch.float64 if out.dtype == torch.float64 else torch.float32
-    u_rows, u_columns = _rows(u, shape, number)
-    e_rows, e_columns = _rows(e, shape, number)
-    sums = torch.empty(len(out), out[0:1].numel() if len(out) else 0, dtype=number)
+    width = math.prod(shape)
+    left = full_rows(u, shape, number)
+    repeat = 1 if e is None else repeats(e.shape[1:], shape)
+    if op.startswith("copy") or repeat is None:
+        right, repeat = full_rows(e, shape, number), 1
+    else:
+        right = matrix(e, number)  # type: ignore[arg-type]
+    results = out.view(len(out), width) if out.dtype == number else None
+    results = torch.empty(len(out), width, dtype=number) if results is None else results
+    of_both = arg_u is not None and arg_e is not None
+    only = arg_u if arg_e is None else arg_e
+    if of_both:
+        chosen = torch.full((len(out), width), -1, dtype=torch.int64)
+    else:
+        chosen = indptr.new_empty(0, 0) if only is None else only.zero_().view(len(out), width)
     cpu.run(
-        _spmm, len(out), _GRAIN, _address(indptr), _address(indices), _address(eids),
-        indptr.element_size(), u_rows, e_rows, u_columns, e_columns, OPS.index(op),
-        REDUCES.index(reduce), sums.numpy(), _address(arg_u), _address(arg_e),
+        _spmm, len(out), _GRAIN, address(indptr), address(indices), address(eids),
+        indptr.element_size(), left.numpy(), right.numpy(), repeat, OPS.index(op),
+        REDUCES.index(reduce), results.numpy(), chosen.numpy(),
     )  # fmt: skip
-    out.copy_(sums.view(out.shape))
+    if out.dtype != number:
+        out.copy_(results.view(out.shape))
+    if of_both:
+        for arg, ids in ((arg_u, indices), (arg_e, eids)):
+            _take_entries(chosen.view(out.shape), ids, arg)  # type: ignore[arg-type]
     return [tensor for tensor in (out, arg_u, arg_e) if tensor is not None]
+
+
+def _take_entries(chosen: Tensor, ids: Tensor | None, arg: Tensor) -> None:
+    """Which nodes or edges the chosen entries are of, 0 where none was chosen."""
+    places = chosen.clamp(min=0)
+    if ids is not None and ids.numel():
+        places = ids[places]
+    arg.copy_(places.masked_fill_(chosen < 0, 0))
 
 
 @add_spmm_op.cpu
@@ -403,17 +484,30 @@ def _spmm_shares_cpu(indptr: Tensor, indices: Tensor, bounds: Tensor, u: Tensor)
     return out.to(u.dtype)
 
 
-def _address(ids: Tensor | None) -> int:
+def address(ids: Tensor | None) -> int:
     return ids.data_ptr() if ids is not None and ids.numel() else 0
 
 
-def _rows(
-    operand: Tensor | None, shape: Sequence[int], number: torch.dtype
-) -> tuple[np.ndarray, np.ndarray]:
-    """An operand as a matrix, and its column for each column of the output."""
+def matrix(operand: Tensor, number: torch.dtype) -> Tensor:
+    """An operand as rows of so many numbers."""
+    return operand.detach().to(number).reshape(len(operand), operand[0:1].numel()).contiguous()
+
+
+def full_rows(operand: Tensor | None, shape: Sequence[int], number: torch.dtype) -> Tensor:
+    """An operand with a column for each of the output."""
     if operand is None:
-        return np.empty((0, 0), torch.empty(0, dtype=number).numpy().dtype), np.empty(0, np.int64)
-    row_shape = operand.shape[1:]
-    columns = torch.arange(row_shape.numel()).view(row_shape).expand(shape)
-    rows = operand.detach().to(number).reshape(len(operand), row_shape.numel())
-    return rows.contiguous().numpy(), columns.reshape(-1).numpy()
+        return torch.empty(0, 0, dtype=number)
+    rows = operand.detach().to(number)
+    if tuple(rows.shape[1:]) != tuple(shape):
+        lacking = [1] * (len(shape) - rows.dim() + 1)
+        rows = rows.reshape(len(rows), *lacking, *rows.shape[1:]).expand(len(rows), *shape)
+    return rows.reshape(len(rows), math.prod(shape)).contiguous()
+
+
+def repeats(row_shape: Sequence[int], shape: Sequence[int]) -> int | None:
+    """How many columns in a row each one of an operand goes with; None if it is not so many."""
+    padded = [1] * (len(shape) - len(row_shape)) + list(row_shape)
+    alike = 0  # dimensions in which there is one for each
+    while alike < len(shape) and padded[alike] == shape[alike]:
+        alike += 1
+    return math.prod(shape[alike:]) if all(size == 1 for size in padded[alike:]) else None

@@ -247,6 +247,62 @@ _TABLE: dict[Implementation, dict[str, str]] = {
     },
 }
 
+# What runs without DGL's binary in addition to the kernels and the torch code above: modules of
+# dgl_mgpu, then namespaces and functions, as there.
+_WITHOUT_LIBRARY: dict[str, str] = {
+    "graph.host.metagraph:": """
+        graph_index: DGLGraphCreate=create DGLGraphCreateMutable=create_mutable
+            DGLGraphAddVertices=add_nodes DGLGraphAddEdge=add_edges DGLGraphAddEdges=add_edges
+            DGLGraphClear=clear DGLGraphNumVertices=num_nodes DGLGraphNumEdges=num_edges
+            DGLGraphIsReadonly=is_readonly DGLGraphIsMultigraph=is_multigraph
+            DGLGraphHasVertex=has_node DGLGraphHasVertices=has_nodes
+            DGLGraphHasEdgeBetween=has_edge_between DGLGraphHasEdgesBetween=has_edges_between
+            DGLGraphPredecessors=predecessors DGLGraphSuccessors=successors
+            DGLGraphEdgeId=edge_ids_between DGLGraphEdgeIds=edge_ids_all
+            DGLGraphFindEdge=find_edges DGLGraphFindEdges=find_edges DGLGraphEdges=edges
+            DGLGraphInEdges_1=in_edges DGLGraphInEdges_2=in_edges
+            DGLGraphOutEdges_1=out_edges DGLGraphOutEdges_2=out_edges
+            DGLGraphInDegree=in_degree DGLGraphInDegrees=in_degrees
+            DGLGraphOutDegree=out_degree DGLGraphOutDegrees=out_degrees
+            DGLGraphGetAdj=adjacency DGLToImmutable=to_immutable DGLGraphContext=context
+            DGLGraphNumBits=num_bits
+    """,
+    "graph.host.settings:": """
+        global_config: DGLConfigGetLibxsmm=get_libxsmm DGLConfigSetLibxsmm=set_libxsmm
+        heterograph: DGLFindSrcDstNtypes=find_src_dst_ntypes
+        utils.internal: DGLGetOMPThreads=get_num_threads DGLSetOMPThreads=set_num_threads
+    """,
+    "graph.host.traversal:": """
+        traversal: DGLBFSEdges_v2=bfs_edges DGLBFSNodes_v2=bfs_nodes DGLDFSEdges_v2=dfs_edges
+            DGLDFSLabeledEdges_v2=dfs_labeled_edges DGLTopologicalNodes_v2=topological_nodes
+    """,
+    "graph.host.files:": """
+        data.graph_serialize: DGLAsHeteroGraph=as_heterograph GDataEdgeTensors=old_edges_of
+            GDataGraphHandle=old_index_of GDataNodeTensors=old_nodes_of GetFileVersion=file_version
+            LoadGraphFiles_V1=load_old_graphs LoadGraphFiles_V2=load_graphs
+            LoadLabels_V2=load_labels
+        data.heterograph_serialize: GetEDataFromHeteroGraphData=edges_of
+            GetEtypesFromHeteroGraphData=etypes_of GetGindexFromHeteroGraphData=index_of
+            GetNDataFromHeteroGraphData=nodes_of GetNtypesFromHeteroGraphData=ntypes_of
+            MakeHeteroGraphData=make_graph_data SaveHeteroGraphData=save_graphs
+        data.tensor_serialize: LoadNDArrayDict=load_tensors SaveNDArrayDict=save_tensors
+    """,
+    "graph.host.pickles:": """
+        heterograph_index: DGLCreateHeteroPickleStates=create_states DGLHeteroUnpickle=unpickle
+            DGLHeteroPickleStatesGetArrays=arrays_of DGLHeteroPickleStatesGetMeta=meta_of
+            DGLHeteroPickleStatesGetArraysNum=num_arrays_of
+            DGLHeteroPickleStatesGetVersion=version_of
+            DGLHeteroCreateFromSharedMem=from_shared_memory
+            DGLHeteroCopyToSharedMem=copy_to_shared_memory
+    """,
+    "graph.host.partition:": """
+        partition: DGLMakeSymmetric_Hetero=make_symmetric DGLMetisPartition_Hetero=assign_nodes
+            DGLPartitionWithHalo_Hetero=partition_with_halo DGLReassignEdges_Hetero=reassign_edges
+            DGLReorderGraph_Hetero=reorder GetHaloSubgraphInnerNodes_Hetero=inner_nodes
+    """,
+    "graph.shared_memory:": "ndarray: DGLExistSharedMemArray=exists_shared_memory",
+}
+
 #: Modules whose functions take DGL's own graphs too, in host memory.
 TAKE_HOST_GRAPHS = frozenset({
     "graph.creation", "graph.pinning.pinned_graphs", "sampling.neighbors", "sampling.picking",
@@ -270,6 +326,33 @@ def _entries() -> dict[str, Entry]:
 
 #: All functions by name.
 ENTRIES = _entries()
+
+
+def _without_library() -> dict[str, str]:
+    places = {name: entry.by for name, entry in ENTRIES.items() if entry.by}
+    for module, text in _WITHOUT_LIBRARY.items():
+        for word in text.split():
+            if word.endswith(":"):
+                namespace = word[:-1]
+                continue
+            function, _, name = word.partition("=")
+            places[f"{namespace}._CAPI_{function}"] = module + name
+    return places | {name: f"dgl.ffi.containers:{name}" for name in INTERNAL_NAMES}
+
+
+#: Functions of DGL's API for its own containers, which have no namespace.
+INTERNAL_NAMES = (
+    *("_EmptyStrMap", "_GetDeviceAttr", "_List", "_ListGetItem", "_ListSize", "_Map", "_MapCount"),
+    *("_MapGetItem", "_MapItems", "_MapSize", "_TestPythonCallback", "_TestPythonCallbackThread"),
+    *("_Value", "_ValueGet"),
+)
+#: By name, "module:function" of what runs without DGL's binary.
+WITHOUT_LIBRARY = _without_library()
+
+
+def names_without_library() -> dict[str, None]:
+    """Names of all functions that there are without DGL's binary, also of those that only raise."""
+    return dict.fromkeys([*ENTRIES, *INTERNAL_NAMES])
 
 
 _GRAPHBOLT_OPERATORS = "dgl.graphbolt.operators:"

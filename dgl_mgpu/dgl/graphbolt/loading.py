@@ -129,12 +129,12 @@ def _check_version() -> None:
         )
 
 
-def already_loaded(module: ModuleType) -> ModuleSpec:
-    """A spec of a module that was imported while its spec was looked for.
+def already_loaded(module: ModuleType, name: str) -> ModuleSpec:
+    """A spec, of some name, of a module that was imported while its spec was looked for.
 
     Until it is used it is the module's own, which importlib would prefer and execute again.
     """
-    spec = ModuleSpec(module.__name__, _Loaded(module))
+    spec = ModuleSpec(name, _Loaded(module))
     module.__spec__ = spec
     return spec
 

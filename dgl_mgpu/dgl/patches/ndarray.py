@@ -18,7 +18,7 @@ _CPU = DGLContext(1, 0)
 
 def array(arr: Any, ctx: Any = _CPU) -> Any:
     """In place of ``dgl.ndarray.array``: an array on a GPU is a tensor."""
-    if ctx.device_type == _CPU.device_type:
+    if ctx.device_type == _CPU.device_type:  # its array, with DGL's binary or without
         return originals["dgl.ndarray:array"](arr, ctx)
     from dgl import backend as F
 
