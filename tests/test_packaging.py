@@ -27,6 +27,7 @@ def of_yaml(path: Path) -> dict[str, Any]:
 
 def requirement(line: str) -> tuple[str, set[str]]:
     """A package, and the bounds of its version."""
+    line = line.partition(";")[0].strip()  # where it holds, which a recipe says otherwise
     name, bounds = re.fullmatch(r"([\w-]+) *([^ ]*)", line).groups()
     return CONDA.get(name, name), set(filter(None, bounds.split(",")))
 
