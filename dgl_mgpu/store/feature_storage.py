@@ -161,7 +161,7 @@ class TableStorage(FeatureStorage):
         Raises UnsupportedByStoreError if other machines have some of its rows.
         """
         if self._remote is not None:
-            raise spread_over_machines(f"read feature '{self._name}' directly")
+            raise AttributeError("view")  # of which __getattr__ says why
         return self._kept
 
     @property
@@ -217,6 +217,8 @@ class TableStorage(FeatureStorage):
     if not TYPE_CHECKING:  # which knows the attributes that there are
 
         def __getattr__(self, name: str) -> NoReturn:
+            if name == "view":
+                raise spread_over_machines(f"read feature '{self._name}' directly")
             if not name.startswith("__") and hasattr(torch.Tensor, name):
                 raise UnsupportedByStoreError(
                     f"use '{name}' of a stored feature",

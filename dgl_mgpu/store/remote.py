@@ -229,7 +229,9 @@ class OtherMachines:
 
     def _missing(self, position: torch.Tensor, ntype: str, ids: torch.Tensor) -> _Missing:
         # Of rows that are all here there may be no positions.
-        is_here = position[ids.long()] >= 0 if len(position) else torch.ones_like(ids, dtype=bool)
+        is_here = (
+            position[ids.long()] >= 0 if len(position) else torch.ones_like(ids, dtype=torch.bool)
+        )
         there = (~is_here).nonzero()[:, 0]
         distinct, inverse = torch.unique(ids[there].long(), return_inverse=True)
         ends = torch.searchsorted(distinct, self._bounds[ntype])
