@@ -106,6 +106,9 @@ class StoreOptions:
         read by mini-batches sampled for the purpose (XGNN, section 4.3), on the first rank's GPU
         where the store is on GPUs; or, by the path of the file, how often it was read while
         an earlier store counted (:meth:`dgl_mgpu.GlobalStore.count_accesses`).
+    batch_size : int
+    fanouts : sequence of int
+        The mini-batch that times are modelled for; -1 takes all neighbours.
     span : 'machine' or 'job'
         Whether every machine of a job has a copy of the data, or all machines together have one.
         With 'job' machines read each other's rows over the network, in rounds that all ranks take
@@ -113,9 +116,6 @@ class StoreOptions:
     replica_ratio : float in [0, 1] or 'auto'
         With ``span='job'``, the share of the nodes' bytes, hottest rows first, of which every
         machine has a copy beside its own part; with 'auto' as much as the memories hold.
-    batch_size : int
-    fanouts : sequence of int
-        The mini-batch that times are modelled for; -1 takes all neighbours.
 
     Raises
     ------
@@ -136,10 +136,10 @@ class StoreOptions:
     feature_ratio: float | Literal["auto"] = "auto"
     feature_dtypes: Mapping[str, str | torch.dtype] = field(default_factory=dict)
     hotness: str | Path = "degree"
-    span: str = "machine"
-    replica_ratio: float | Literal["auto"] = "auto"
     batch_size: int = 1024
     fanouts: Sequence[int] = (15, 10, 5)
+    span: str = "machine"
+    replica_ratio: float | Literal["auto"] = "auto"
 
     def __post_init__(self) -> None:
         is_named = isinstance(self.hotness, str | Path)
