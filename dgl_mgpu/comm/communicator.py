@@ -20,6 +20,7 @@ from dgl_mgpu.comm.signing import SECRET, SignedGroup, job_secret
 from dgl_mgpu.errors import ConfigError, InvalidInputError, RankFailedError
 from dgl_mgpu.machine.shared_memory import SHARED_MEMORY, unusable_shared_memory
 from dgl_mgpu.utils import timeouts
+from dgl_mgpu.utils.rows import as_bytes
 from dgl_mgpu.utils.torchrun import under_torchrun
 
 log = logging.getLogger(__name__)
@@ -48,6 +49,8 @@ class Communicator:
         self._gpu_group = gpu_group
         self._group: SignedGroup | None = None
         self._lost: Exception | None = None
+        #: By device of this rank, whether each rank is on a GPU of its own.
+        self._own_gpus: dict[torch.device, bool] = {}
         self.rank = 0 if group is None else dist.get_rank(group)
         self.size = 1 if group is None else dist.get_world_size(group)
         if group is not None:
@@ -124,9 +127,9 @@ class Communicator:
         hosts (gloo).  ``rows``, of shape (n, ...), are contiguous and have the same dtype and row
         shape on all ranks.  ``sending`` and ``receiving`` count those for and from each rank.
         """
-        numbers = rows.reshape(len(rows), math.prod(rows.shape[1:])).view(torch.uint8)
+        numbers = as_bytes(rows)
         received = numbers.new_empty(sum(receiving), numbers.shape[1])
-        direct = self._gpu_group is not None and rows.is_cuda
+        direct = self._has_own_gpus(rows.device)
         if numbers.shape[1]:
             sent = numbers if direct else numbers.cpu()
             arrived = received if direct else received.cpu()
@@ -189,6 +192,15 @@ class Communicator:
             if reason:
                 raise rank_failed(action, rank, reason)
         return result
+
+    def _has_own_gpus(self, device: torch.device) -> bool:
+        """Whether each rank is on a GPU of its own, as NCCL wants it; collective."""
+        if self._gpu_group is None:
+            return False
+        if device not in self._own_gpus:
+            gpus = self.all_gather(_gpu_of(device))
+            self._own_gpus[device] = "" not in gpus and len(set(gpus)) == self.size
+        return self._own_gpus[device]
 
     def _exchange(self, collective: Callable[[SignedGroup], T]) -> T:
         if self._group is not None:

@@ -26,6 +26,7 @@ from dgl_mgpu.ops import (
     sample_neighbors,
 )
 from dgl_mgpu.ops.check import check_ids, raise_at_id_outside
+from dgl_mgpu.utils.rows import as_bytes
 from dgl_mgpu.utils.types import CanonicalEtype
 
 
@@ -128,8 +129,10 @@ class OtherMachines:
         received = self._machines.all_to_all(answer, asked.counts, missing.counts)
         if out is None:
             out = torch.empty(len(ids), *view.row_shape, dtype=dtype, device=ids.device)
-        out[missing.here] = gather_rows(view, here, dtype=dtype)
-        out[missing.there] = received.to(dtype)[missing.inverse]
+        # As bytes, since torch does not index all types.
+        into = as_bytes(out)
+        into[missing.here] = as_bytes(gather_rows(view, here, dtype=dtype))
+        into[missing.there] = as_bytes(received.to(dtype))[missing.inverse]
         return out, here, len(received)
 
     def sample_etype_neighbors(

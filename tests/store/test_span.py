@@ -41,6 +41,7 @@ def power_law() -> dgl.DGLGraph:
     g = dgl.graph((sources, torch.randint(NODES, (EDGES,), generator=draw)), num_nodes=NODES)
     g.ndata["feat"] = torch.randn(NODES, WIDTH, generator=draw)
     g.ndata["label"] = torch.randint(5, (NODES,), generator=draw)
+    g.ndata["number"] = torch.arange(NODES).to(torch.uint16)
     g.edata["w"] = torch.rand(EDGES, 2, generator=draw)
     return g
 
@@ -133,6 +134,8 @@ def _as_one_machine(ratio: float | str, **options: Any) -> int:
         ids = torch.randint(NODES, (50 * (rank % 2),), generator=draw)  # none on some ranks
         assert torch.equal(store.gather("feat", ids), g.ndata["feat"][ids])
         assert torch.equal(store.gather("label", ids.int()), g.ndata["label"][ids])
+        numbers = store.gather("number", ids).to(torch.int64)
+        assert torch.equal(numbers, ids)
         double = store.gather("feat", ids, dtype=torch.float64)
         assert torch.equal(double, g.ndata["feat"][ids].double())
         assert torch.equal(store.graph.ndata["feat"][:], g.ndata["feat"])
