@@ -10,7 +10,8 @@ import dgl
 import pytest
 import torch
 import torch.distributed as dist
-from dgl.dataloading import NeighborSampler
+from dgl.dataloading import NeighborSampler, as_edge_prediction_sampler
+from dgl.dataloading.negative_sampler import PerSourceUniform as Uniform
 
 import dgl_mgpu
 from dgl_mgpu import GlobalStore
@@ -254,6 +255,9 @@ def _refused() -> None:
             loader = dgl.dataloading.DataLoader(graph, nodes, NeighborSampler([2]), **options)
             with pytest.raises(UnsupportedByStoreError, match="num_workers=0 and use_prefetch"):
                 iter(loader)
+        pairs = as_edge_prediction_sampler(NeighborSampler([2]), negative_sampler=Uniform(1))
+        with error:
+            list(dgl.dataloading.DataLoader(graph, nodes, pairs))
         with pytest.raises(UnsupportedByStoreError, match="in another process"):
             pickle.dumps(store.graph.get_node_storage("feat"))
     with pytest.raises(UnsupportedByStoreError, match=r"learn embeddings \['emb'\]"):
@@ -357,9 +361,21 @@ def _trained_alike(data: str, *overrides: str) -> None:
 
 
 # The last round of training and validation has no batch for some ranks.
-@pytest.mark.parametrize("model", ["graphsage", "gcn", "rgcn"])
+@pytest.mark.parametrize("model", ["graphsage", "rgcn"])
 def test_training_is_as_with_a_copy_on_each_machine(
     ranks: RankProcesses, data: str, model: str
 ) -> None:
     options = data, f"model={model}", "trainer.batch_size=80", "trainer.ranks=3"
     ranks.run(_on_machines, "abc", _trained_alike, *options)
+
+
+def _refused_in_training(data: str, *overrides: str) -> None:
+    with pytest.raises(UnsupportedByStoreError, match="span"):
+        _trained("job", data, *overrides)
+
+
+@pytest.mark.parametrize("other", ["task=link_prediction", "model=pinsage"])
+def test_training_that_machines_do_not_serve_raises(
+    ranks: RankProcesses, data: str, other: str
+) -> None:
+    ranks.run(_on_machines, "abc", _refused_in_training, data, "trainer.ranks=3", other)
