@@ -262,6 +262,8 @@ def _refused() -> None:
             pickle.dumps(store.graph.get_node_storage("feat"))
     with pytest.raises(UnsupportedByStoreError, match=r"learn embeddings \['emb'\]"):
         GlobalStore.from_dgl(g, span="job", embeddings={"emb": 4})
+    with pytest.raises(UnsupportedByStoreError, match="GraphBolt's samplers read the edges"):
+        GlobalStore.from_graphbolt(None, span="job")
     with pytest.raises(ConfigError, match=r"store\.span is none of machine, job"):
         GlobalStore.from_dgl(g, span="jobs")
     with pytest.raises(ConfigError, match="not in"):
