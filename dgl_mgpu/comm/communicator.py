@@ -17,9 +17,10 @@ import torch.distributed as dist
 
 from dgl_mgpu.comm.loopback import connections_are_ours
 from dgl_mgpu.comm.signing import SECRET, SignedGroup, job_secret
-from dgl_mgpu.errors import InvalidInputError, RankFailedError
+from dgl_mgpu.errors import ConfigError, InvalidInputError, RankFailedError
 from dgl_mgpu.machine.shared_memory import SHARED_MEMORY, unusable_shared_memory
 from dgl_mgpu.utils import timeouts
+from dgl_mgpu.utils.rows import as_bytes
 from dgl_mgpu.utils.torchrun import under_torchrun
 
 log = logging.getLogger(__name__)
@@ -48,6 +49,8 @@ class Communicator:
         self._gpu_group = gpu_group
         self._group: SignedGroup | None = None
         self._lost: Exception | None = None
+        #: By device of this rank, whether each rank is on a GPU of its own.
+        self._own_gpus: dict[torch.device, bool] = {}
         self.rank = 0 if group is None else dist.get_rank(group)
         self.size = 1 if group is None else dist.get_world_size(group)
         if group is not None:
@@ -71,6 +74,15 @@ class Communicator:
     def of_first_ranks(cls) -> Communicator:
         """The first rank of each machine, another rank by itself; all ranks must call this."""
         return _known_groups()[2]
+
+    @classmethod
+    def across_machines(cls) -> Communicator:
+        """A rank of each machine: those with this one's place in its machine, by machine.
+
+        Every rank of the job must call this.  Raises ConfigError unless machines have as many ranks
+        each.
+        """
+        return _ranks_across_machines()
 
     def all_gather(self, value: T) -> list[T]:
         """Every rank's value, plain data (`dgl_mgpu.comm.serialization.dumps`), by rank."""
@@ -105,6 +117,33 @@ class Communicator:
             if len(message.mine):
                 self._exchange(partial(_send, message, self._gpu_group if direct else None))
         return [message.join().to(device) for message in messages]
+
+    def all_to_all(
+        self, rows: torch.Tensor, sending: Sequence[int], receiving: Sequence[int]
+    ) -> torch.Tensor:
+        """Send each rank its rows, and return those that the ranks send here, by rank.
+
+        From GPU to GPU (NCCL) where every rank has ``rows`` on a GPU of its own, else over the
+        hosts (gloo).  ``rows``, of shape (n, ...), are contiguous and have the same dtype and row
+        shape on all ranks.  ``sending`` and ``receiving`` count those for and from each rank.
+        """
+        numbers = as_bytes(rows)
+        received = numbers.new_empty(sum(receiving), numbers.shape[1])
+        direct = self._has_own_gpus(rows.device)
+        if numbers.shape[1]:
+            sent = numbers if direct else numbers.cpu()
+            arrived = received if direct else received.cpu()
+            self._exchange(
+                lambda group: dist.all_to_all_single(
+                    arrived,
+                    sent,
+                    list(receiving),
+                    list(sending),
+                    group=self._gpu_group if direct else group.group,
+                )
+            )
+            received = arrived.to(rows.device)
+        return received.view(rows.dtype).reshape(len(received), *rows.shape[1:])
 
     def broadcast_from_rank0(self, action: str, step: Callable[[], T]) -> T:
         """Run ``step`` on the first rank and return its result, plain data, on every rank.
@@ -156,6 +195,15 @@ class Communicator:
                 raise rank_failed(action, rank, reason)
         return result
 
+    def _has_own_gpus(self, device: torch.device) -> bool:
+        """Whether each rank is on a GPU of its own, as NCCL wants it; collective."""
+        if self._gpu_group is None:
+            return False
+        if device not in self._own_gpus:
+            gpus = self.all_gather(_gpu_of(device))
+            self._own_gpus[device] = "" not in gpus and len(set(gpus)) == self.size
+        return self._own_gpus[device]
+
     def _exchange(self, collective: Callable[[SignedGroup], T]) -> T:
         if self._group is not None:
             try:
@@ -187,12 +235,14 @@ def _without_frames(error: Exception) -> Exception:
 
 
 _groups: tuple[object, Communicator, Communicator, Communicator] | None = None
+#: Of those groups, and the ranks across machines.
+_across: tuple[object, Communicator] | None = None
 
 
 def forget_groups() -> None:
     """Let go of the groups of a job that ends, before torch's own are destroyed."""
-    global _groups
-    _groups = None
+    global _groups, _across
+    _groups = _across = None
 
 
 def _known_groups() -> tuple[Communicator, Communicator, Communicator]:
@@ -229,6 +279,37 @@ def _known_groups() -> tuple[Communicator, Communicator, Communicator]:
             firsts = Communicator(group) if dist.get_rank() in members else firsts
         _groups = dist.group.WORLD, everyone, mine, firsts
     return _groups[1:]
+
+
+def _ranks_across_machines() -> Communicator:
+    """Made for the jobs that need it, once."""
+    global _across
+    everyone, here, _ = _known_groups()
+    if everyone.size == here.size:
+        return Communicator()
+    if _across is None or _across[0] is not _groups:
+        action = "connect the ranks of several machines"
+        # A machine goes by the first of its ranks.
+        machine = here.broadcast_from_rank0(action, lambda: everyone.rank)
+        places = everyone.all_gather((here.rank, machine))
+        machines = sorted({of for _, of in places})
+        has_nccl = all(everyone.all_gather(everyone._gpu_group is not None))
+        mine = Communicator()
+        for number in range(max(rank for rank, _ in places) + 1):
+            members = [rank for rank, (here_rank, _) in enumerate(places) if here_rank == number]
+            if [places[rank][1] for rank in members] != machines:
+                counts = [sum(of == each for _, of in places) for each in machines]
+                raise ConfigError(
+                    action,
+                    f"the machines have {counts} ranks, or number them in different orders",
+                    "start as many ranks on each machine, and number them machine by machine",
+                )
+            group = _gloo_group(members)
+            gpu_group = _nccl_group(members) if has_nccl else None
+            if everyone.rank in members:
+                mine = Communicator(group, gpu_group)
+        _across = _groups, mine
+    return _across[1]
 
 
 def _require_one_process() -> None:

@@ -27,6 +27,9 @@ NARROW_DTYPES = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 #: Estimates of how often a row will be read, other than a file of counts.
 HOTNESS = ("degree", "presample")
 
+#: How far one copy of the data reaches.
+SPANS = ("machine", "job")
+
 _STAGING = "store.staging_memory"
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 #: Fewer bytes without a unit, in a text or counted by a program, are meant in another one.
@@ -106,12 +109,19 @@ class StoreOptions:
     batch_size : int
     fanouts : sequence of int
         The mini-batch that times are modelled for; -1 takes all neighbours.
+    span : 'machine' or 'job'
+        Whether every machine of a job has a copy of the data, or all machines together have one.
+        With 'job' machines read each other's rows over the network, in rounds that all ranks take
+        part in (:mod:`dgl_mgpu.store.span`).
+    replica_ratio : float in [0, 1] or 'auto'
+        With ``span='job'``, the share of the nodes' bytes, hottest rows first, of which every
+        machine has a copy beside its own part; with 'auto' as much as the memories hold.
 
     Raises
     ------
     ConfigError
-        If ``policy``, ``hotness``, ``device``, ``sms`` or a type is none of these, ``links`` no
-        pairs of ranks, a memory no size, or a ratio not in [0, 1].
+        If ``policy``, ``hotness``, ``device``, ``span``, ``sms`` or a type is none of these,
+        ``links`` no pairs of ranks, a memory no size, or a ratio not in [0, 1].
     """
 
     policy: str = "auto"
@@ -128,6 +138,8 @@ class StoreOptions:
     hotness: str | Path = "degree"
     batch_size: int = 1024
     fanouts: Sequence[int] = (15, 10, 5)
+    span: str = "machine"
+    replica_ratio: float | Literal["auto"] = "auto"
 
     def __post_init__(self) -> None:
         is_named = isinstance(self.hotness, str | Path)
@@ -144,6 +156,12 @@ class StoreOptions:
                 "use one of these; with 'cuda' each rank takes its current GPU"
                 " (torch.cuda.set_device)",
             )
+        if self.span not in SPANS:
+            raise ConfigError(
+                f"have one copy of a store's data a '{self.span}'",
+                f"store.span is none of {', '.join(SPANS)}",
+                nearest(str(self.span), SPANS),
+            )
         if parse_bytes(self.staging_memory, _STAGING) is None:
             raise ConfigError(
                 f"{_STAGING}={self.staging_memory}", "it is not a size", "write it like 256MiB"
@@ -157,7 +175,7 @@ class StoreOptions:
         require_policy(self.policy)
         for name in ("gpu_memory", "host_memory"):
             parse_bytes(getattr(self, name), f"store.{name}")
-        for name in ("graph_ratio", "feature_ratio"):
+        for name in ("graph_ratio", "feature_ratio", "replica_ratio"):
             read_ratio(name, getattr(self, name))
         self.narrow_features()
         whole = isinstance(self.fanouts, Sequence) and all(type(n) is int for n in self.fanouts)
@@ -199,7 +217,7 @@ class StoreOptions:
 _NOT_TEXT: dict[str, Any] = {
     "disk_path": str | None,
     "feature_dtypes": dict[str, str],
-    **dict.fromkeys(("graph_ratio", "feature_ratio", "links", "sms"), Any),
+    **dict.fromkeys(("graph_ratio", "feature_ratio", "replica_ratio", "links", "sms"), Any),
 }
 if TYPE_CHECKING:
     StoreConfig = StoreOptions
@@ -251,6 +269,8 @@ def _check_written(key: str, value: Any, prefix: str) -> None:
         "hotness": (lambda name: isinstance(name, str), "say degree, presample or name a file"),
         "graph_ratio": (_is_share, "give a share in [0, 1], or auto"),
         "feature_ratio": (_is_share, "give a share in [0, 1], or auto"),
+        "replica_ratio": (_is_share, "give a share in [0, 1], or auto"),
+        "span": (lambda span: span in SPANS, nearest(str(value), SPANS)),
         "links": (_are_links, "say auto, name a preset or give pairs of ranks: [[0,1],[2,3]]"),
         "batch_size": (lambda size: type(size) is int, "give a whole number"),
     }.get(key, (None, ""))

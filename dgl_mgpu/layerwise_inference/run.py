@@ -31,6 +31,7 @@ from dgl_mgpu.layerwise_inference.strategies import (
 )
 from dgl_mgpu.machine.shared_memory import free_host_bytes, free_shared_bytes
 from dgl_mgpu.store.graph import StoreGraph
+from dgl_mgpu.store.graph_structure import spread_over_machines
 
 
 def inference(
@@ -105,6 +106,8 @@ def inference(
         wrong width, comes out as it is.
     UnsupportedByPartitionError
         If a partitioned graph is to be done layer by layer.
+    UnsupportedByStoreError
+        If other machines have some of a store's rows.
     DeviceMemoryError
         If a GPU's memory is too small for a batch of one node.
     OutputError
@@ -174,6 +177,8 @@ def _device(model: nn.Module, g: Graph, device: torch.device | str | None) -> to
             f"g is of type {type(g).__name__}, not a graph",
             "pass a DGLGraph or a store's graph",
         )
+    if isinstance(g, StoreGraph) and g.spans_machines:
+        raise spread_over_machines(ASKED)
     tensors = [*model.parameters(), *model.buffers()]
     own = tensors[0].device if tensors else g.device
     if device is None:

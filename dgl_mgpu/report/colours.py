@@ -11,6 +11,8 @@ STAGE_COLOURS = {
     "sample": ORANGE, "gather": SKY, "compute": GREEN, "forward": GREEN, "backward": BLUE,
     "update": RED, "evaluate": PURPLE,
 }  # fmt: skip
-TIER_COLOURS = {"device": GREEN, "replica": SKY, "peer": BLUE, "host": ORANGE, "disk": RED}
+TIER_COLOURS = {
+    "device": GREEN, "replica": SKY, "peer": BLUE, "host": ORANGE, "remote": PURPLE, "disk": RED,
+}  # fmt: skip
 # By the location of a placement's rows, from near to far.
 LOCATION_COLOURS = {"every": GREEN, "several": SKY, "one": BLUE, "host": ORANGE, "disk": RED}

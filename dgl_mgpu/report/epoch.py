@@ -61,7 +61,7 @@ class StageSeconds:
 class TierTraffic:
     """Rows of one table, such as "feat", read from one tier of the store during an epoch."""
 
-    name: str  # "device", "peer", "replica", "host" or "disk"
+    name: str  # "device", "peer", "replica", "host", "remote" or "disk"
     table: str
     rows: int
     bytes: int

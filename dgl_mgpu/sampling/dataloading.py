@@ -27,6 +27,7 @@ from dgl.frame import Frame, LazyFeature
 from dgl.heterograph import DGLGraph
 from dgl.storages.tensor import BaseTensorStorage
 
+from dgl_mgpu.errors import UnsupportedByStoreError
 from dgl_mgpu.graph.dispatch import TensorBacked
 from dgl_mgpu.sampling.async_blocks import (
     finish_blocks,
@@ -131,6 +132,14 @@ def _iterate(loader: Any, dgls: Callable[[Any], Any], slots: BatchSlots | None =
 def _start_pass(loader: Any, dgls: Callable[[Any], Any], slots: BatchSlots | None) -> Iterator:
     shared = loader.graph
     if samples_blocks(type(shared)):
+        if getattr(shared, "spans_machines", False) and (
+            loader.num_workers or loader.use_prefetch_thread
+        ):
+            raise UnsupportedByStoreError(
+                "sample a store of several machines in workers or in a thread",
+                "all ranks ask each other for rows in one order",
+                "use num_workers=0 and use_prefetch_thread=False",
+            )
         _start_epoch(loader)
         prob = weight_of(loader.graph_sampler)
         if prob is not None:
@@ -179,6 +188,8 @@ def _may_prefetch(loader: Any) -> bool:
     caches = loader.graph._gpu_caches
     return (
         os.environ.get("DGL_MGPU_PREFETCH") != "0"
+        # Ranks would make batches ahead at different places between their other collectives.
+        and not getattr(loader.graph, "spans_machines", False)
         and (loader.graph.device == loader.device or is_pinned(loader))
         and not loader.use_alternate_streams  # which is how the script wants it
         # Other code may depend on anything, unless it declares that it does not.

@@ -16,8 +16,10 @@ from dgl_mgpu.errors import UnsupportedByStoreError
 from dgl_mgpu.ops import count_tiers, gather_rows
 from dgl_mgpu.ops.device import current_stream, raise_faults
 from dgl_mgpu.ops.view import RowView
+from dgl_mgpu.store.graph_structure import spread_over_machines
 from dgl_mgpu.store.memory import Table
 from dgl_mgpu.store.memory.format import RowFormat
+from dgl_mgpu.store.remote import RemoteTable
 from dgl_mgpu.store.row_updates import replace_rows, write_rows
 from dgl_mgpu.utils.fork_safe import freed_at_fork
 
@@ -28,7 +30,8 @@ class Traffic:
     Attributes
     ----------
     rows, nbytes : Counter of (table, memory)
-        ``memory`` is 'device', 'peer', 'host' or 'disk'.  Filled in by :meth:`take`.
+        ``memory`` is 'device', 'peer', 'host' or 'disk'; 'remote' for what other machines sent.
+        Filled in by :meth:`take`.
     seconds : float
         Wall time of the calls that gather.  For a store on GPUs that put the rows there too, it is
         the time that launching takes: the GPU is not waited for.
@@ -46,16 +49,31 @@ class Traffic:
         self.seconds = 0.0
         # Rows of tables with one segment.
         self._single: Counter[tuple[str, Table]] = Counter()
+        # Rows of tables that other machines sent.
+        self._remote: Counter[tuple[str, Table]] = Counter()
         # Rows read from each segment of a table, on the device that read them: copying them with
         # every gather would wait for it.  By stream, since nothing orders what streams add.
         self._counts: dict[tuple[str, Table, int], torch.Tensor] = {}
         self._lock = freed_at_fork(threading.Lock())
 
-    def add(self, name: str, table: Table, ids: torch.Tensor, begin: float) -> None:
-        """Count one gather of ``ids`` from ``table``, begun at ``begin`` by the clock."""
+    def add(
+        self,
+        name: str,
+        table: Table,
+        ids: torch.Tensor,
+        begin: float,
+        here: torch.Tensor | None = None,
+        num_remote: int = 0,
+    ) -> None:
+        """Count one gather of ``ids`` from ``table``, begun at ``begin`` by the clock.
+
+        ``here`` are those that this machine has, where that is not all of them; other machines sent
+        ``num_remote`` rows.
+        """
         with self._lock:
             if self.is_counting:
-                self._count(name, table, ids)
+                self._count(name, table, ids if here is None else here)
+                self._remote[name, table] += num_remote
                 self.seconds += time.perf_counter() - begin
             for watch in self.watchers:
                 watch(table, ids)
@@ -74,6 +92,7 @@ class Traffic:
         taken = Traffic()
         with self._lock:
             single, self._single = self._single, Counter()
+            remote, self._remote = self._remote, Counter()
             counts, self._counts = self._counts, {}
             taken.seconds, self.seconds = self.seconds, 0.0
         for device in {table.device for _, table, _ in counts if table.device.type == "cuda"}:
@@ -86,6 +105,10 @@ class Traffic:
                     key = name, table.memory_of(tier, part)
                     taken.rows[key] += count
                     taken.nbytes[key] += count * table.row_bytes
+        for (name, table), count in remote.items():
+            if count:
+                taken.rows[name, "remote"] += count
+                taken.nbytes[name, "remote"] += count * table.row_bytes
         return taken
 
     def __reduce__(self):
@@ -108,17 +131,22 @@ class TableStorage(FeatureStorage):
         Under which its traffic is counted.
     table : Table
     traffic : Traffic
+    remote : RemoteTable, optional
+        Reads the rows that other machines have, where these have some.
     """
 
-    def __init__(self, name: str, table: Table, traffic: Traffic) -> None:
+    def __init__(
+        self, name: str, table: Table, traffic: Traffic, remote: RemoteTable | None = None
+    ) -> None:
         self._name = name
         self._table = table
         self._traffic = traffic
+        self._remote = remote
 
     @property
     def shape(self) -> torch.Size:
         """Shape of the whole table."""
-        return torch.Size((self.view.num_rows, *self.view.row_shape))
+        return torch.Size((self._kept.num_rows, *self._kept.row_shape))
 
     @property
     def dtype(self) -> torch.dtype:
@@ -128,7 +156,17 @@ class TableStorage(FeatureStorage):
 
     @property
     def view(self) -> RowView:
-        """The table as operators and kernels take it (:mod:`dgl_mgpu.ops`)."""
+        """The table as operators and kernels take it (:mod:`dgl_mgpu.ops`).
+
+        Raises UnsupportedByStoreError if other machines have some of its rows.
+        """
+        if self._remote is not None:
+            raise AttributeError("view")  # of which __getattr__ says why
+        return self._kept
+
+    @property
+    def _kept(self) -> RowView:
+        """The rows that this machine has."""
         assert isinstance(self._table.view, RowView)
         return self._table.view
 
@@ -136,7 +174,7 @@ class TableStorage(FeatureStorage):
         return f"TableStorage({self._name!r}, {tuple(self.shape)}, {self.dtype})"
 
     def __len__(self) -> int:
-        return self.view.num_rows
+        return self._kept.num_rows
 
     def __getitem__(self, indices: Any) -> torch.Tensor:
         """Rows, as of a tensor: by ids (int32 or int64), a mask, a slice or one id.
@@ -161,7 +199,11 @@ class TableStorage(FeatureStorage):
             disk.
         IdOutOfRangeError, StoreClosedError, RankFailedError
             As :func:`dgl_mgpu.store.row_updates.write_rows`.
+        UnsupportedByStoreError
+            If other machines have some of the rows.
         """
+        if self._remote is not None:
+            raise spread_over_machines(f"replace rows of feature '{self._name}'")
         rows = torch.as_tensor(rows)
         if isinstance(indices, Integral):
             indices, rows = [int(indices)], rows if rows.dim() == 0 else rows[None]
@@ -175,6 +217,8 @@ class TableStorage(FeatureStorage):
     if not TYPE_CHECKING:  # which knows the attributes that there are
 
         def __getattr__(self, name: str) -> NoReturn:
+            if name == "view":
+                raise spread_over_machines(f"read feature '{self._name}' directly")
             if not name.startswith("__") and hasattr(torch.Tensor, name):
                 raise UnsupportedByStoreError(
                     f"use '{name}' of a stored feature",
@@ -227,16 +271,20 @@ class TableStorage(FeatureStorage):
             For rows that stay on a GPU by a later call, as :func:`dgl_mgpu.ops.gather_rows` says.
         """
         begin = time.perf_counter()
-        view, store_device, dtype = self.view, self._table.device, dtype or self.dtype
+        view, store_device, dtype = self._kept, self._table.device, dtype or self.dtype
         indices = indices.to(store_device)
         pin_memory = bool(pin_memory) and store_device.type == "cpu"
         if pin_memory and out is None:
             shape = (len(indices), *view.row_shape)
             out = torch.empty(shape, dtype=dtype, pin_memory=True)
-        rows = gather_rows(view, indices, out=out, dtype=dtype)
+        here, num_remote = None, 0
+        if self._remote is None:
+            rows = gather_rows(view, indices, out=out, dtype=dtype)
+        else:
+            rows, here, num_remote = self._remote.gather(view, indices, dtype, out)
         rows = rows.to(device, non_blocking=pin_memory)
         if store_device.type == "cuda" and rows.device.type == "cpu":
             # The copy has waited for the gather.
             raise_faults(store_device, wait=False)
-        self._traffic.add(self._name, self._table, indices, begin)
+        self._traffic.add(self._name, self._table, indices, begin, here, num_remote)
         return rows

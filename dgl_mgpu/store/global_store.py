@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -18,7 +20,7 @@ from dgl_mgpu.errors import ConfigError, InvalidInputError, UnsupportedByStoreEr
 from dgl_mgpu.machine.shared_memory import SharedMemory
 from dgl_mgpu.placement import Plan, expected_reads, load_accesses
 from dgl_mgpu.store.accesses import Accesses
-from dgl_mgpu.store.agreement import StoreInput, require_agreement, require_same
+from dgl_mgpu.store.agreement import StoreInput, job_facts, require_agreement, require_same
 from dgl_mgpu.store.calibration import calibrate
 from dgl_mgpu.store.content import (
     Content,
@@ -39,6 +41,8 @@ from dgl_mgpu.store.memory import Blueprint, Store, build
 from dgl_mgpu.store.memory.format import Source
 from dgl_mgpu.store.memory.machine import machine, prove_access, with_access
 from dgl_mgpu.store.planning import make_blueprint
+from dgl_mgpu.store.remote import OtherMachines
+from dgl_mgpu.store.span import Bounds, plan_share
 
 #: What stores are built with beside `StoreOptions`.
 _OWN_OPTIONS = ("topology", "seed", "seeds", "edges", "embeddings")
@@ -48,7 +52,9 @@ class GlobalStore:
     """Topology and features of one graph over GPU, peer, host and disk memory.
 
     Everything is there once on the machine and read by all its ranks directly (XGNN's global
-    GNN memory store, section 4; WholeGraph, section III-B).
+    GNN memory store, section 4; WholeGraph, section III-B).  With ``span='job'`` it is there once
+    on all machines of a job together: then all ranks sample and read in the same order, also those
+    that have nothing to ask for.
 
     Examples
     --------
@@ -66,11 +72,17 @@ class GlobalStore:
         in shared memory.
     """
 
-    def __init__(self, store: Store, schema: StoreSchema, seed: int) -> None:
+    def __init__(
+        self,
+        store: Store,
+        schema: StoreSchema,
+        seed: int,
+        others: OtherMachines | None = None,
+    ) -> None:
         self._store = store
         self.plan: Plan = store.plan
         self.device: torch.device = store.device
-        self.graph = StoreGraph(store, schema.num_nodes, schema.canonical_etypes, seed)
+        self.graph = StoreGraph(store, schema.num_nodes, schema.canonical_etypes, seed, others)
         self._optimizers = schema.optimizers
         self._embeddings: dict[tuple[str, str], StoreEmbedding] = {}
 
@@ -135,6 +147,8 @@ class GlobalStore:
             If a GPU has less free memory than the plan takes.
         RankFailedError
             If another rank failed.
+        UnsupportedByStoreError
+            If embeddings are to be learned by a store over several machines.
         """
         data = None if g is None else StoreInput.from_graph(g, seeds)
         return cls._build(data, seed, edges, embeddings, options)
@@ -213,6 +227,12 @@ class GlobalStore:
         """
         if features is None and hasattr(graph, "feature"):
             graph, features = graph.graph, graph.feature
+        if options.get("span", "machine") != "machine":
+            raise UnsupportedByStoreError(
+                "store a graph of GraphBolt over several machines",
+                "GraphBolt's samplers read the edges directly, of which each machine has a part",
+                "use from_dgl or from_dataset, or span='machine'",
+            )
         tensors = node_features(features)
         ranks = Communicator.of_this_machine()
         data = StoreInput.from_graphbolt(graph, tensors, seeds)
@@ -238,6 +258,14 @@ class GlobalStore:
         ranks = Communicator.of_this_machine()
         checked = ranks.run_all("read the store's options", lambda: _checked(options, seed))
         require_agreement(ranks, data, embeddings, checked, topology, seed, edges)
+        machines = Communicator() if checked.span == "machine" else Communicator.across_machines()
+        spans = machines.size > 1
+        if spans and embeddings:
+            raise UnsupportedByStoreError(
+                f"learn embeddings {list(embeddings)} in a store over several machines",
+                "rows that machines keep for each other are read and not written",
+                "use span='machine', or keep them in a torch.nn.Embedding of the model",
+            )
         runtime = choose_runtime(checked.device, ranks)
         access = device_infos = None
         if runtime is not None:
@@ -247,32 +275,51 @@ class GlobalStore:
             )
         blueprint: Blueprint | None = None
 
-        def plan() -> StoreSchema:
+        def plan() -> tuple[StoreSchema, Bounds]:
             nonlocal blueprint
             assert data is not None  # as require_agreement has checked
             content = with_ends(data.read(), edges)
             content = with_narrow_features(content, checked.narrow_features())
             content = with_learned_rows(content, embeddings)
             planned_for = machine(topology, ranks.size, runtime, device_infos)
-            blueprint = make_blueprint(
+            if access is not None:
+                planned_for = with_access(planned_for, access)
+            hotness = _hotness(content, checked, seed, runtime)
+            place = partial(
+                make_blueprint,
                 content.sources,
-                _hotness(content, checked, seed, runtime),
-                planned_for if access is None else with_access(planned_for, access),
-                checked,
+                hotness,
+                planned_for,
                 on_gpus=runtime is not None,
                 shared=SharedMemory.of_this_machine() if runtime is None else None,
             )
+            bounds: Bounds = {}
+            if spans:
+                facts = {**job_facts(checked, seed, edges), **data.facts()}
+                blueprint, bounds = plan_share(
+                    machines,
+                    content.sources,
+                    hotness,
+                    checked.replica_ratio,
+                    facts,
+                    lambda kept, in_memory: place(
+                        replace(checked, disk_path=None) if in_memory else checked, kept=kept
+                    ),
+                )
+            else:
+                blueprint = place(checked)
             blueprint = unfold_embeddings(blueprint, content.embeddings, seed)
-            return content.schema
+            return content.schema, bounds
 
-        schema = ranks.broadcast_from_rank0("plan the store", plan)
+        schema, bounds = ranks.broadcast_from_rank0("plan the store", plan)
         store = build(blueprint, ranks, runtime)
         try:
             calibrate(store, checked, ranks)
         except BaseException:
             store.close()
             raise
-        return cls(store, schema, seed)
+        others = OtherMachines(machines, bounds, store.device) if spans else None
+        return cls(store, schema, seed, others)
 
     def count_accesses(self) -> Accesses:
         """Count how often each node's features are read, for a later store to be ordered by.

@@ -24,6 +24,7 @@ from dgl_mgpu.store.lazy_rows import LazyColumn
 from dgl_mgpu.store.memory import Store
 from dgl_mgpu.store.neighbor_sampling import StoreSampler
 from dgl_mgpu.store.random_walks import RandomWalker, ReversedEdges
+from dgl_mgpu.store.remote import OtherMachines
 from dgl_mgpu.utils.deprecation import renamed_method
 from dgl_mgpu.utils.types import CanonicalEtype
 
@@ -48,10 +49,14 @@ class GraphParts:
 
     @classmethod
     def of_store(
-        cls, store: Store, num_nodes: Mapping[str, int], canonical_etypes: list[CanonicalEtype]
+        cls,
+        store: Store,
+        num_nodes: Mapping[str, int],
+        canonical_etypes: list[CanonicalEtype],
+        others: OtherMachines | None,
     ) -> GraphParts:
-        """The parts of a store's own graph."""
-        structure, traffic = GraphStructure(store, num_nodes, canonical_etypes), Traffic()
+        """The parts of a store's own graph, of which ``others`` have some of the rows."""
+        structure, traffic = GraphStructure(store, num_nodes, canonical_etypes, others), Traffic()
         return cls(
             structure,
             GraphFeatures(store, structure, traffic),
@@ -93,6 +98,9 @@ class StoreGraph:
         Rows and bytes read through it since the last ``traffic.take()``, by tier.
     features_are_stored : bool
         Whether all features of blocks are the store's.
+    spans_machines : bool
+        Whether other machines have some of its rows: then all ranks of the job sample and read
+        together.
     """
 
     features_are_stored = True
@@ -103,9 +111,11 @@ class StoreGraph:
         num_nodes: Mapping[str, int],
         canonical_etypes: list[CanonicalEtype],
         seed: int,
+        others: OtherMachines | None = None,
     ) -> None:
         self._store = store
-        self._assemble(GraphParts.of_store(store, num_nodes, canonical_etypes), BatchKeys(seed))
+        parts = GraphParts.of_store(store, num_nodes, canonical_etypes, others)
+        self._assemble(parts, BatchKeys(seed))
         serve_dataloading()
 
     def _assemble(self, parts: GraphParts, batch_keys: BatchKeys) -> None:
@@ -121,6 +131,7 @@ class StoreGraph:
         self.ntypes = parts.structure.ntypes
         self.canonical_etypes = parts.structure.canonical_etypes
         self.device, self.traffic = parts.structure.device, parts.traffic
+        self.spans_machines = parts.structure.others is not None
         # DGL's DataLoader looks here before it asks for a storage.
         self._gpu_caches = parts.gpu_caches
         self._epoch_is_set = False

@@ -17,7 +17,13 @@ from dgl_mgpu.graph.errors import UnknownFeatureError
 from dgl_mgpu.ops import check_weights
 from dgl_mgpu.ops.view import RowView
 from dgl_mgpu.store.feature_storage import TableStorage, Traffic
-from dgl_mgpu.store.graph_structure import GraphStructure, edge_table, feature_of, node_table
+from dgl_mgpu.store.graph_structure import (
+    GraphStructure,
+    edge_table,
+    feature_of,
+    node_table,
+    spread_over_machines,
+)
 from dgl_mgpu.store.lazy_rows import LazyColumn, LazyColumns, NodeOrEdgeType
 from dgl_mgpu.store.memory import Store, Table
 from dgl_mgpu.utils.types import CanonicalEtype
@@ -68,7 +74,9 @@ class GraphFeatures:
             return None
         shown = of if isinstance(of, str) else of[1]
         name = name if self._structure.is_homogeneous else f"{shown}.{name}"
-        return TableStorage(name, table, self._traffic)
+        others = self._structure.others
+        remote = None if others is None or not isinstance(of, str) else others.table(name, of)
+        return TableStorage(name, table, self._traffic, remote)
 
     def storage(self, of: NodeOrEdgeType, name: str) -> TableStorage:
         """The storage of a feature of a type, or UnknownFeatureError."""
@@ -189,8 +197,11 @@ class GraphFeatures:
     def weights(self, etype: CanonicalEtype, prob: str) -> RowView | None:
         """Edge feature ``prob`` of a type as weights; None, as in DGL, for a type without it.
 
-        Raises UnknownFeatureError if the graph's only edge type does not have it.
+        Raises UnknownFeatureError if the graph's only edge type does not have it, and
+        UnsupportedByStoreError if other machines have some of the edges.
         """
+        if self._structure.others is not None:
+            raise spread_over_machines(f"sample edges by feature '{prob}'")
         table = self._store.tables.get(edge_table(etype, prob))
         if table is None:
             if self._structure.is_homogeneous:

@@ -13,10 +13,11 @@ from typing import Any
 import networkx as nx
 import torch
 
-from dgl_mgpu.errors import IdOutOfRangeError, InvalidInputError
+from dgl_mgpu.errors import IdOutOfRangeError, InvalidInputError, UnsupportedByStoreError
 from dgl_mgpu.ops.view import GraphView
 from dgl_mgpu.store.memory import Store
 from dgl_mgpu.store.memory.format import CSCFormat, EdgeIds
+from dgl_mgpu.store.remote import OtherMachines
 from dgl_mgpu.utils.types import CanonicalEtype
 
 #: Node ids, by node type in a heterogeneous graph.
@@ -60,17 +61,24 @@ def _quoted(*types: str) -> str:
 
 
 class GraphStructure:
-    """Node and edge types of a graph in a store, and the views of its edges."""
+    """Node and edge types of a graph in a store, and the views of its edges.
+
+    ``others`` are the machines that have rows which this one does not, where there are any.
+    """
 
     def __init__(
-        self, store: Store, num_nodes: Mapping[str, int], canonical_etypes: Sequence[CanonicalEtype]
+        self,
+        store: Store,
+        num_nodes: Mapping[str, int],
+        canonical_etypes: Sequence[CanonicalEtype],
+        others: OtherMachines | None = None,
     ) -> None:
-        self._store = store
+        self._store, self.others = store, others
         self.num_nodes_by_type = dict(num_nodes)
         self.ntypes = list(num_nodes)
         self.canonical_etypes = list(canonical_etypes)
         self._topology_tables = {etype: topology_table(etype) for etype in canonical_etypes}
-        self.device = self.view(canonical_etypes[0]).tiers.device
+        self.device = self._kept(canonical_etypes[0]).tiers.device
 
     @property
     def etypes(self) -> list[str]:
@@ -80,7 +88,7 @@ class GraphStructure:
     @property
     def idtype(self) -> torch.dtype:
         """int32 or int64."""
-        return self.view(self.canonical_etypes[0]).idtype
+        return self._kept(self.canonical_etypes[0]).idtype
 
     @property
     def is_homogeneous(self) -> bool:
@@ -125,7 +133,7 @@ class GraphStructure:
     def num_edges(self, etype: str | CanonicalEtype | None = None) -> int:
         """Edges of type ``etype``, or of all types."""
         etypes = self.canonical_etypes if etype is None else [self.to_canonical_etype(etype)]
-        return sum(self.view(full).num_edges for full in etypes)
+        return sum(self._kept(full).num_edges for full in etypes)
 
     def view(self, etype: str | CanonicalEtype | None = None) -> GraphView:
         """The edges of a type as operators and kernels read them (:mod:`dgl_mgpu.ops`).
@@ -144,12 +152,20 @@ class GraphStructure:
         ------
         InvalidInputError
             If there is no such edge type.
+        UnsupportedByStoreError
+            If other machines have some of the edges.
         StoreClosedError
         """
-        name = self._topology_tables.get(etype)  # type: ignore[arg-type]
-        if name is None:
-            name = self._topology_tables[self.to_canonical_etype(etype)]
-        view = self._store.tables[name].view
+        full = etype
+        if full not in self._topology_tables:
+            full = self.to_canonical_etype(etype)
+        if self.others is not None:
+            raise spread_over_machines(f"read the edges of type {full} directly")
+        return self._kept(full)  # type: ignore[arg-type]
+
+    def _kept(self, etype: CanonicalEtype) -> GraphView:
+        """The edges of a type that this machine has."""
+        view = self._store.tables[self._topology_tables[etype]].view
         assert isinstance(view, GraphView)
         return view
 
@@ -161,8 +177,11 @@ class GraphStructure:
         )
 
     def views(self) -> dict[CanonicalEtype, GraphView]:
-        """The view of each edge type; raises StoreClosedError if the store was closed."""
-        return {etype: self.view(etype) for etype in self.canonical_etypes}
+        """The view of each edge type, with the edges that this machine has.
+
+        Raises StoreClosedError if the store was closed.
+        """
+        return {etype: self._kept(etype) for etype in self.canonical_etypes}
 
     def edge_id_format(self, etype: CanonicalEtype) -> EdgeIds:
         """How the store keeps the ids of an edge type's edges."""
@@ -259,6 +278,17 @@ class GraphStructure:
                 "give each edge type a fanout; 0 leaves it out",
             )
         return fanouts
+
+
+def spread_over_machines(action: str) -> UnsupportedByStoreError:
+    """What reads a store of several machines in a way that they do not serve."""
+    return UnsupportedByStoreError(
+        action,
+        "the machines of the job have one copy of the data together, of which this reads what is "
+        "on this machine",
+        "sample with NeighborSampler and read features by ids, or build the store with "
+        "span='machine' (store.span)",
+    )
 
 
 def _as_vector(ids: Any) -> torch.Tensor:

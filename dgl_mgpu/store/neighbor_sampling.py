@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import replace as with_fields
 from typing import Any
@@ -103,6 +103,7 @@ class StoreSampler:
             replace,
             self.features.weights_by_etype(prob),
             self._excluded(exclude_edges),
+            self._sample_etypes,
         )
         edges = {
             etype: (sample.neighbors, destinations(seeds[etype[2]], sample, structure))
@@ -277,12 +278,22 @@ class StoreSampler:
         )
         weights = self.features.weights_by_etype(prob)
         excluded = self._excluded(exclude_edges)
-        if not excluded:
+        if not excluded and self.structure.others is None:
             return sample_hops_async(*arguments, replace=replace, weights=weights)
-        # No operator excludes edges: the hops are sampled one by one when they are awaited.
+        # No operator excludes edges or asks other machines: the hops are sampled one by one when
+        # they are awaited.
+        sample = self._sample_etypes
         return SampleFuture(
-            lambda: _sample_hops_without(excluded, *arguments, replace=replace, weights=weights)
+            lambda: _sample_hop_by_hop(
+                excluded, sample, *arguments, replace=replace, weights=weights
+            )
         )
+
+    @property
+    def _sample_etypes(self) -> Callable[..., dict[CanonicalEtype, SampledNeighbors]]:
+        """Samples the edges of each type, with the parameters of `sample_etype_neighbors`."""
+        others = self.structure.others
+        return sample_etype_neighbors if others is None else others.sample_etype_neighbors
 
     def _excluded(self, edges: Edges | None) -> dict[CanonicalEtype, IdFilter]:
         """Filters of the edges to leave out, by edge type."""
@@ -324,23 +335,23 @@ def _sample_hop(
     replace: bool,
     weights: Mapping[CanonicalEtype, RowView],
     excluded: Mapping[CanonicalEtype, IdFilter],
+    sample: Callable[..., dict[CanonicalEtype, SampledNeighbors]],
 ) -> dict[CanonicalEtype, SampledNeighbors]:
     """Sample edges of seeds, which all node types have, by edge type.
 
     As in DGL, edges are sampled first and excluded then: a node may have fewer than its fanout.
     """
     by_etype = {etype: seeds[etype[2]] for etype in views}
-    sampled = sample_etype_neighbors(
-        views, by_etype, fanouts, key, replace=replace, weights=weights
-    )
+    sampled = sample(views, by_etype, fanouts, key, replace=replace, weights=weights)
     for etype, ids in excluded.items():
         edges = sampled[etype]
         sampled[etype] = keep(edges, ids.holds(edges.eids).logical_not_().nonzero()[:, 0])
     return sampled
 
 
-def _sample_hops_without(
+def _sample_hop_by_hop(
     excluded: Mapping[CanonicalEtype, IdFilter],
+    sample: Callable[..., dict[CanonicalEtype, SampledNeighbors]],
     views: Mapping[CanonicalEtype, GraphView],
     seeds: Mapping[str, torch.Tensor],
     fanouts: Sequence[Mapping[CanonicalEtype, int]],
@@ -349,7 +360,7 @@ def _sample_hops_without(
     replace: bool,
     weights: Mapping[CanonicalEtype, RowView],
 ) -> list[EtypeBlock]:
-    """Sample the hops of a mini-batch one by one, without some edges.
+    """Sample the hops of a mini-batch one by one by ``sample``, without some edges.
 
     Other parameters are those of :func:`dgl_mgpu.ops.sample_etype_blocks`, whose result this is
     where no edge is excluded.
@@ -361,7 +372,7 @@ def _sample_hops_without(
     blocks = []
     for hop, fanout in enumerate(reversed(fanouts), start=key.hop):
         hop_key = with_fields(key, hop=hop)
-        sampled = _sample_hop(views, nodes, fanout, hop_key, replace, weights, excluded)
+        sampled = _sample_hop(views, nodes, fanout, hop_key, replace, weights, excluded, sample)
         sources: dict[str, torch.Tensor] = {}
         positions: dict[CanonicalEtype, torch.Tensor] = {}
         for ntype, ids in nodes.items():

@@ -32,14 +32,18 @@ def make_blueprint(
     *,
     on_gpus: bool = False,
     shared: SharedMemory | None = None,
+    kept: Mapping[str, np.ndarray] | None = None,
 ) -> Blueprint:
     """Order rows by hotness and solve the placement.
 
     ``hotness`` has the expected accesses of each row id, for each order that a source names;
-    ``topology`` one GPU for each rank, which with ``on_gpus`` has to hold the orders, too.  Raises
+    ``topology`` one GPU for each rank, which with ``on_gpus`` has to hold the orders, too.
+    ``kept`` says of each order which rows this machine keeps, by their ids; all by default.  Raises
     ConfigError, PlanDoesNotFitError or UnreachableError.
     """
     orders = {name: order_by_hotness(counts).order for name, counts in hotness.items()}
+    if kept is not None:
+        orders = {name: order[kept[name][order]] for name, order in orders.items()}
     topologies = [
         Degrees(source.position, np.diff(source.indptr))
         for source in sources.values()
@@ -50,7 +54,9 @@ def make_blueprint(
         _spec(name, source, reads, orders.get(source.position)) for name, source in sources.items()
     ]
     disk_path = None if options.disk_path is None else Path(options.disk_path)
-    rows = [len(order) for order in orders.values()]
+    rows = [len(counts) for counts in hotness.values()]
+    if kept is not None and shared is not None:  # positions tell which rows are here
+        shared = replace(shared, room=max(0, shared.room - _order_bytes(rows)))
     plan = plan_tables(specs, topology, options, rows, on_gpus=on_gpus, shared=shared)
     return Blueprint(sources, orders, plan, disk_path, _staging_bytes(options, rows))
 
@@ -258,4 +264,4 @@ def _spec(name: str, source: Source, reads: Reads, order: np.ndarray | None) -> 
     if order is None:
         return TableSpec.features(name, source.num_rows, source.row_bytes, None, reads.edges)
     rows = reads.nodes[source.position][order]
-    return TableSpec.features(name, source.num_rows, source.row_bytes, rows)
+    return TableSpec.features(name, len(rows), source.row_bytes, rows)

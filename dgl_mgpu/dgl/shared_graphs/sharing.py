@@ -21,7 +21,7 @@ from dgl_mgpu.comm.communicator import Communicator
 from dgl_mgpu.dgl import runner_options
 from dgl_mgpu.dgl.shared_graphs.columns import Passes, Stored, stored_of
 from dgl_mgpu.dgl.shared_graphs.graph import SharedGraph
-from dgl_mgpu.errors import ConfigError
+from dgl_mgpu.errors import ConfigError, UnsupportedByStoreError
 from dgl_mgpu.graph.random import next_key
 from dgl_mgpu.graph.stored_tensors import Snapshot, is_watched
 from dgl_mgpu.store.agreement import frames, graph_facts, require_same
@@ -158,6 +158,13 @@ def _store(graph: DGLGraph, options: dict[str, Any], indices: Any, device: torch
         require_same(_ACTION, ranks.all_gather(graph_facts(storable)), fix)
         # The first rank's options hold for all, as its data do.
         seed, options = ranks.broadcast_from_rank0(_ACTION, lambda: (next_key()[0], options))
+        if options.get("span", "machine") != "machine":
+            raise UnsupportedByStoreError(
+                "keep a script's graph over several machines",
+                f"--store.span={options['span']} has all ranks read in one order, which a script "
+                "for one machine need not do",
+                "leave it out, or build the store in the script: GlobalStore.from_dgl(g, span=…)",
+            )
         if options.get("hotness") == "presample" and not options["edges"]:
             options["seeds"] = _seeds(indices)
         store = GlobalStore.from_dgl(storable if ranks.rank == 0 else None, seed=seed, **options)

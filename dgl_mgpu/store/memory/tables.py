@@ -46,10 +46,17 @@ class Blueprint:
     """The data of a store and the memory that each part goes to."""
 
     sources: Mapping[str, Source]  # by table
-    orders: Mapping[str, np.ndarray]  # for each order that a source names, row ids by position
+    #: For each order that a source names, row ids by position: of all rows, or of those that are
+    #: kept here, while the others are on other machines and have position -1.
+    orders: Mapping[str, np.ndarray]
     plan: Plan  # of one table for every source, for as many GPUs as there are ranks
     disk_path: Path | None = None  # folder for what the plan keeps on disk
     staging_memory: int = STAGING_BYTES  # bytes of each GPU that cache rows on disk, if any are
+
+    def rows_kept(self, table: str) -> int:
+        """How many rows of a table are kept here."""
+        source = self.sources[table]
+        return len(self.orders[source.position]) if source.position else source.num_rows
 
 
 @dataclass(frozen=True)
@@ -307,12 +314,19 @@ class _Filler:
     def __init__(self, blueprint: Blueprint, num_ranks: int, on_gpus: bool) -> None:
         _check(blueprint, num_ranks, on_gpus)
         plans = {name: blueprint.plan.tables[name] for name in blueprint.sources}
-        # An order matters only with several tiers: all rows of a tier are equally fast to read.
+        # An order of all rows matters only with several tiers: all rows of a tier are equally fast
+        # to read.
         order_of = {
-            name: source.position if len(plans[name].tiers) > 1 else ""
+            name: source.position
+            if len(plans[name].tiers) > 1 or blueprint.rows_kept(name) < source.num_rows
+            else ""
             for name, source in blueprint.sources.items()
         }
         self._orders = {name: blueprint.orders[name] for name in set(order_of.values()) if name}
+        #: Rows of each order's tables, wherever they are.
+        self._num_rows = {
+            order: blueprint.sources[name].num_rows for name, order in order_of.items() if order
+        }
         self._writers = {
             name: _writer(source, plans[name], self._orders.get(order_of[name]))
             for name, source in blueprint.sources.items()
@@ -325,8 +339,8 @@ class _Filler:
         nbytes: dict[ShardKey, int] = {
             key: self._writers[key[0]].nbytes(rows) for key, rows in self._positions.items()
         }
-        for name, order in self._orders.items():
-            nbytes[name, None] = position_dtype(len(order)).itemsize * len(order)
+        for name, num_rows in self._num_rows.items():
+            nbytes[name, None] = position_dtype(num_rows).itemsize * num_rows
         formats = {name: writer.format for name, writer in self._writers.items()}
         self.layout = StoreLayout(
             blueprint.plan,
@@ -343,7 +357,9 @@ class _Filler:
         for (name, shard), rows in self._positions.items():
             self._writers[name].fill(target((name, shard)), rows)
         for name, order in self._orders.items():
-            position = position_array(memory.file((name, None)), len(order))
+            position = position_array(memory.file((name, None)), self._num_rows[name])
+            if len(order) < len(position):
+                position.fill(-1)
             position[order] = np.arange(len(order), dtype=position.dtype)
 
 
@@ -352,17 +368,18 @@ def _writer(source: Source, plan: TablePlan, order: np.ndarray | None) -> RowWri
         return RowWriter(source, order)
     if source.eids is not None:
         return CSCWriter(source, order, EdgeIds.STORED)
-    is_one_shard = len(plan.tiers) == 1 and plan.tiers[0].parts == 1
-    return CSCWriter(source, order, EdgeIds.POSITIONS if is_one_shard else EdgeIds.FIRST)
+    in_order = order is None and len(plan.tiers) == 1 and plan.tiers[0].parts == 1
+    return CSCWriter(source, order, EdgeIds.POSITIONS if in_order else EdgeIds.FIRST)
 
 
 def _check(blueprint: Blueprint, num_ranks: int, on_gpus: bool) -> None:
     for name, source in blueprint.sources.items():
         table = blueprint.plan.tables.get(name)
         covered = table.tiers[-1].stop if table is not None and table.tiers else 0
-        if table is None or covered != source.num_rows:
+        num_rows = blueprint.rows_kept(name)
+        if table is None or covered != num_rows:
             raise InvalidInputError(
-                f"place table '{name}' of {source.num_rows} rows",
+                f"place table '{name}' of {num_rows} rows",
                 "the plan has no such table" if table is None else f"the plan covers {covered}",
                 "solve the plan for the data that is stored",
             )

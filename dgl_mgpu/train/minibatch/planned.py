@@ -40,8 +40,8 @@ def plan_for(config: Config) -> Planned:
     one with its GPUs. Unless ``store.device`` is 'cpu', GPUs hold the store, and what it has there
     beside its tables counts as :class:`~dgl_mgpu.store.planning.StoreOptions` says. Raises
     ConfigError if rows are to be ordered by counts, for which the graph would have to be there; if
-    learned rows would go to disk; or if a whole graph is trained on, which no store keeps;
-    DGLMGPUError, as :func:`dgl_mgpu.train.minibatch.run.train`.
+    learned rows would go to disk; with ``store.span=job``; or if a whole graph is trained on, which
+    no store keeps; DGLMGPUError, as :func:`dgl_mgpu.train.minibatch.run.train`.
     """
     if config.mode == "fullgraph":
         raise ConfigError(
@@ -50,6 +50,12 @@ def plan_for(config: Config) -> Planned:
             "leave mode out, for the plan of a mini-batch run's store",
         )
     options = config.store_options()
+    if options.span != "machine":
+        raise ConfigError(
+            f"plan with store.span={options.span}",
+            "how much of the data a machine keeps depends on the job's machines",
+            "use store.span=machine, or look at the plan of a store that is built (store.plan)",
+        )
     topology = _topology(config)
     on_gpus = options.device != "cpu" and topology.name != "cpu"
     memory = topology.host_memory

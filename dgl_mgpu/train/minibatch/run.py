@@ -132,11 +132,15 @@ def _split(
         rank=everyone.rank,
         num_ranks=everyone.size,
         ntype=task.target,
+        # All ranks take part in what machines send each other.
+        every_round=store.graph.spans_machines,
     )
     fanouts = list(sampler.fanouts if training else sampler.evaluated_fanouts())
     blocks = _make_sampler(config, fanouts, task.prefetch_options(model.inputs))
     all_nodes = None
-    classifies = not training and config.task == "node_classification"
+    # Of a store over machines ranks would ask for rows of all nodes at different times.
+    is_local = not store.graph.spans_machines
+    classifies = is_local and not training and config.task == "node_classification"
     if classifies and isinstance(model, NodeModel) and sampler.evaluates_all_neighbors():
         sizes = len(task.seeds[name]), config.trainer.batch_size, len(fanouts)
         if is_cheaper_for_all_nodes(*sizes, store.graph.num_nodes(), store.graph.num_edges()):

@@ -26,7 +26,8 @@ class SeedBatches(IterableDataset):
 
     ``seeds``, int32 or int64 of shape (n,), are distinct nodes, or edges.  With ``shuffle``, epochs
     visit them in an order drawn from ``seed``.  In a heterogeneous graph they have the type
-    ``ntype``, and batches are dicts.
+    ``ntype``, and batches are dicts.  With ``every_round`` a rank for which the last round has no
+    batch gets one without seeds.
     """
 
     #: For `dgl_mgpu.sampling.prefetch_safety`: batches depend on nothing else that changes.
@@ -42,6 +43,7 @@ class SeedBatches(IterableDataset):
         rank: int = 0,
         num_ranks: int = 1,
         ntype: str | None = None,
+        every_round: bool = False,
     ) -> None:
         if len(seeds) == 0:
             raise InvalidInputError(
@@ -56,13 +58,21 @@ class SeedBatches(IterableDataset):
         self._rank = rank
         self.ntype = ntype
         self.num_ranks = num_ranks
+        self._every_round = every_round
         # The epoch and its first batch; in shared memory, for persistent workers.
         self._at = torch.zeros(2, dtype=torch.int64).share_memory_()
 
     def in_order(self, seeds: torch.Tensor) -> SeedBatches:
         """Batches of this size of other seeds, in their order, which ranks take in turn."""
-        ranks = {"rank": self._rank, "num_ranks": self.num_ranks}
-        return SeedBatches(seeds, self.batch_size, shuffle=False, ntype=self.ntype, **ranks)
+        return SeedBatches(
+            seeds,
+            self.batch_size,
+            shuffle=False,
+            rank=self._rank,
+            num_ranks=self.num_ranks,
+            ntype=self.ntype,
+            every_round=self._every_round,
+        )
 
     @property
     def device(self) -> torch.device:
@@ -94,7 +104,10 @@ class SeedBatches(IterableDataset):
 
     def _own_batches(self) -> range:
         """Numbers of this rank's batches."""
-        return range(int(self._at[1]) + self._rank, self.num_batches, self.num_ranks)
+        first, stop = int(self._at[1]), self.num_batches
+        if self._every_round:
+            stop = first + len(self.rounds()) * self.num_ranks
+        return range(first + self._rank, stop, self.num_ranks)
 
     def __iter__(self) -> Iterator[torch.Tensor | dict[str, torch.Tensor]]:
         order = None

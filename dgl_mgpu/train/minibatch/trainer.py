@@ -18,7 +18,7 @@ from dgl.dataloading import DataLoader
 from torch import nn
 
 from dgl_mgpu.config.schema import Config
-from dgl_mgpu.errors import InvalidInputError
+from dgl_mgpu.errors import InvalidInputError, UnsupportedByStoreError
 from dgl_mgpu.layerwise_inference import inference
 from dgl_mgpu.layerwise_inference.group import InferenceGroup
 from dgl_mgpu.models.homogeneous import NodeModel
@@ -155,6 +155,12 @@ class MiniBatchTrainer(Trainer):
                 "the model learns rows, which the ranks look up and train together at every step",
                 "use trainer.cuda_graphs=false",
             )
+        if options.cuda_graphs is True and store.graph.spans_machines:
+            raise UnsupportedByStoreError(
+                "capture training steps",
+                "machines send each other rows at every step (store.span=job)",
+                "use trainer.cuda_graphs=false",
+            )
         self.store = store
         #: How often training reads each node, where that is counted.
         self.accesses = store.count_accesses() if options.count_accesses else None
@@ -169,6 +175,7 @@ class MiniBatchTrainer(Trainer):
             self._on_gpu
             and objective.can_be_captured
             and embeddings is None
+            and not store.graph.spans_machines
             and normalised_batch(model) is None
         )
         #: Of the last step, written by its CUDA graph.
@@ -269,8 +276,9 @@ class MiniBatchTrainer(Trainer):
             with _starting_workers():
                 batches = iter(self._make_loader(split))
             predictions = (
-                (self._evaluated_outputs(batch), self._objective.targets(batch))
+                (self._evaluated_outputs(batch), targets)
                 for batch in batches
+                if len(targets := self._objective.targets(batch))
             )
         return self.criterion.score(predictions, self._device)
 
@@ -350,11 +358,11 @@ class MiniBatchTrainer(Trainer):
 
     def _loss(self, batch: Any, round_size: int, accumulator: MetricAccumulator) -> torch.Tensor:
         """This rank's share of the mean loss over the ``round_size`` seeds of all ranks."""
-        if batch is None:
-            # The last round has no batch for this rank: it takes part in the collective lookups
-            # of the others, and in their optimizer step.
+        targets = None if batch is None else self._objective.targets(batch)
+        if targets is None or not len(targets):
+            # The last round has no batch for this rank, or none with seeds: it takes part in the
+            # collective lookups of the others, and in their optimizer step.
             return self.model([], {}).sum()
-        targets = self._objective.targets(batch)
         outputs = self._outputs(batch)
         mean = self._mean_loss(outputs, targets)
         accumulator.add(mean, self.criterion.num_correct(outputs.detach(), targets), len(targets))

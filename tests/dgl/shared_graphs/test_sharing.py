@@ -30,7 +30,12 @@ from dgl_mgpu.dgl import runner_options
 from dgl_mgpu.dgl.runner_options import RunnerOptions
 from dgl_mgpu.dgl.shared_graphs import SharedGraph, share
 from dgl_mgpu.dgl.shared_graphs.columns import stored_of
-from dgl_mgpu.errors import ConfigError, InvalidInputError, UnavailableError
+from dgl_mgpu.errors import (
+    ConfigError,
+    InvalidInputError,
+    UnavailableError,
+    UnsupportedByStoreError,
+)
 from dgl_mgpu.graph.dispatch import tensor_backed_graphs
 from dgl_mgpu.graph.pinning import pinning
 from dgl_mgpu.store.feature_storage import TableStorage
@@ -152,6 +157,12 @@ def test_a_script_has_rows_of_its_features_types_that_are_kept_in_others(told):
     told(feature_dtypes={"fear": "float16"})
     with pytest.raises(InvalidInputError, match="did you mean 'feat'"):
         load(g.clone(), torch.arange(3), NeighborSampler([1]))
+
+
+def test_a_script_has_its_graph_on_each_machine(told):
+    told(span="job")
+    with pytest.raises(UnsupportedByStoreError, match=r"--store\.span=job has all ranks read"):
+        load(node_graph("cpu"), torch.arange(3), NeighborSampler([1]))
 
 
 def test_a_store_is_planned_for_the_loaders_batches(told, monkeypatch):

@@ -80,6 +80,11 @@ def test_topology_of_a_store_on_gpus_is_not_planned_on_disk(tmp_path):
         assert "disk" in {tier.memory for tier in found.tables["node/_N/feat"].tiers}
 
 
+def test_a_share_of_a_job_is_not_planned_without_its_machines():
+    with pytest.raises(ConfigError, match=r"depends on the job's machines; use store\.span"):
+        plan(span="job")
+
+
 @pytest.mark.parametrize("hotness", ["presample", "file"])
 def test_counts_are_refused_for_a_graph_that_is_not_generated(hotness, tmp_path):
     if hotness == "file":

@@ -1,0 +1,383 @@
+"""One store over the machines of a job: as a store of one machine, and as DGL."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import dgl
+import pytest
+import torch
+import torch.distributed as dist
+from dgl.dataloading import NeighborSampler, as_edge_prediction_sampler
+from dgl.dataloading.negative_sampler import PerSourceUniform as Uniform
+
+import dgl_mgpu
+from dgl_mgpu import GlobalStore
+from dgl_mgpu.comm import communicator
+from dgl_mgpu.errors import (
+    ConfigError,
+    IdOutOfRangeError,
+    InvalidInputError,
+    PlanDoesNotFitError,
+    RankFailedError,
+    UnsupportedByStoreError,
+)
+from dgl_mgpu.store.graph import StoreGraph
+from dgl_mgpu.train.compose import compose
+from dgl_mgpu.train.minibatch.run import make_trainer
+from tests.ranks import RankProcesses
+from tests.train.jobs import SMALL
+
+NODES, EDGES, WIDTH = 600, 6_000, 16
+
+
+def power_law() -> dgl.DGLGraph:
+    """A few nodes are the sources of most edges."""
+    draw = torch.Generator().manual_seed(0)
+    hot = (NODES * torch.rand(EDGES, generator=draw) ** 3).long()
+    # Hot nodes are anywhere among the ids.
+    sources = torch.randperm(NODES, generator=draw)[hot]
+    g = dgl.graph((sources, torch.randint(NODES, (EDGES,), generator=draw)), num_nodes=NODES)
+    g.ndata["feat"] = torch.randn(NODES, WIDTH, generator=draw)
+    g.ndata["label"] = torch.randint(5, (NODES,), generator=draw)
+    g.ndata["number"] = torch.arange(NODES).to(torch.uint16)
+    g.edata["w"] = torch.rand(EDGES, 2, generator=draw)
+    return g
+
+
+def of_two_types() -> dgl.DGLGraph:
+    draw = torch.Generator().manual_seed(1)
+
+    def ends(first: int, second: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return (
+            torch.randint(first, (count,), generator=draw),
+            torch.randint(second, (count,), generator=draw),
+        )
+
+    g = dgl.heterograph(
+        {
+            ("user", "follows", "user"): ends(40, 40, 300),
+            ("user", "buys", "item"): ends(40, 70, 400),
+            ("item", "bought", "user"): ends(70, 40, 350),
+        },
+        {"user": 40, "item": 70},
+    ).int()
+    g.nodes["user"].data["feat"] = torch.randn(40, 3, generator=draw).half()
+    g.nodes["item"].data["feat"] = torch.randn(70, 5, generator=draw)
+    return g
+
+
+def _on_machines(machines: str, check: Callable[..., Any], *args: Any) -> Any:
+    """Run a check with ranks on machines by these names, a letter each."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(communicator, "_groups", None)
+        patch.setattr(communicator, "_across", None)
+        patch.setattr(communicator, "_machine_id", lambda: machines[dist.get_rank()])
+        return check(*args)
+
+
+def _batches(graph: StoreGraph, seeds: Any, sampler: Any) -> list[tuple]:
+    graph.set_epoch(1)
+    return list(dgl.dataloading.DataLoader(graph, seeds, sampler, batch_size=16))
+
+
+def _assert_same_batches(g: dgl.DGLGraph, spanning: GlobalStore, sampler: Any, seeds: Any) -> None:
+    """Each rank has seeds of its own; also none."""
+    with GlobalStore.from_dgl(g, seed=5) as whole:
+        expected = _batches(whole.graph, seeds, sampler)
+        found = _batches(spanning.graph, seeds, sampler)
+        assert len(found) == len(expected) > 0
+        for (inputs, outputs, blocks), (other_inputs, other_outputs, others) in zip(
+            found, expected, strict=True
+        ):
+            assert _equal(inputs, other_inputs) and _equal(outputs, other_outputs)
+            for block, other in zip(blocks, others, strict=True):
+                for etype in g.canonical_etypes:
+                    for ends in zip(
+                        block.edges(etype=etype), other.edges(etype=etype), strict=True
+                    ):
+                        assert torch.equal(*ends)
+                    eids = block.edges[etype].data[dgl.EID]
+                    assert torch.equal(eids, other.edges[etype].data[dgl.EID])
+                for ntype in g.ntypes:
+                    ids = block.srcnodes[ntype].data[dgl.NID]
+                    assert torch.equal(ids, other.srcnodes[ntype].data[dgl.NID])
+            for ntype in g.ntypes:
+                ids = blocks[0].srcnodes[ntype].data[dgl.NID]
+                rows = blocks[0].srcnodes[ntype].data["feat"]
+                assert torch.equal(rows, g.nodes[ntype].data["feat"][ids.long()])
+
+
+def _equal(nodes: Any, others: Any) -> bool:
+    if isinstance(nodes, torch.Tensor):
+        return torch.equal(nodes, others)
+    return nodes.keys() == others.keys() and all(
+        torch.equal(nodes[ntype], others[ntype]) for ntype in nodes
+    )
+
+
+def _as_one_machine(ratio: float | str, **options: Any) -> int:
+    g = power_law()
+    rank = dist.get_rank()
+    draw = torch.Generator().manual_seed(rank)
+    seeds = torch.randperm(NODES, generator=draw)[:40]
+    with GlobalStore.from_dgl(g, seed=5, span="job", replica_ratio=ratio, **options) as store:
+        assert store.graph.num_edges() == EDGES and store.graph.num_nodes() == NODES
+        for fanouts, others in (([4, 3], {}), ([-1, 5], {"replace": True}), ([20], {})):
+            sampler = NeighborSampler(fanouts, prefetch_node_feats=["feat"], **others)
+            _assert_same_batches(g, store, sampler, seeds)
+        frontier = store.graph.sample_neighbors(seeds, -1)
+        in_edges = g.in_edges(seeds, form="eid")
+        assert torch.equal(frontier.edata[dgl.EID].sort().values, in_edges.sort().values)
+        assert torch.equal(frontier.edata["w"], g.edata["w"][frontier.edata[dgl.EID]])
+        ids = torch.randint(NODES, (50 * (rank % 2),), generator=draw)  # none on some ranks
+        assert torch.equal(store.gather("feat", ids), g.ndata["feat"][ids])
+        assert torch.equal(store.gather("label", ids.int()), g.ndata["label"][ids])
+        numbers = store.gather("number", ids).to(torch.int64)
+        assert torch.equal(numbers, ids)
+        double = store.gather("feat", ids, dtype=torch.float64)
+        assert torch.equal(double, g.ndata["feat"][ids].double())
+        assert torch.equal(store.graph.ndata["feat"][:], g.ndata["feat"])
+        return store.plan.tables["node/_N/feat"].tiers[-1].stop  # rows that are here
+
+
+@pytest.mark.parametrize(
+    ("ratio", "least", "most"), [(0, 150, 250), (0.1, 160, 320), ("auto", NODES, NODES)]
+)
+def test_three_machines_are_as_one(ranks: RankProcesses, ratio: Any, least: int, most: int) -> None:
+    kept = ranks.run(_on_machines, "abc", _as_one_machine, ratio)
+    assert all(least <= rows <= most for rows in kept) and sum(kept) >= NODES
+
+
+def _with_little_memory() -> int:
+    # Beside its part a machine has room for some replicas.
+    return _as_one_machine("auto", gpu_memory=1024, host_memory=110_000)
+
+
+def test_replicas_take_the_memory_that_there_is(ranks: RankProcesses) -> None:
+    assert all(
+        NODES / 3 < rows < NODES for rows in ranks.run(_on_machines, "abc", _with_little_memory)
+    )
+
+
+@pytest.fixture(scope="module")
+def four_ranks() -> Iterator[RankProcesses]:
+    processes = RankProcesses(4)
+    yield processes
+    processes.close()
+
+
+def test_two_machines_of_two_ranks_are_as_one(four_ranks: RankProcesses) -> None:
+    kept = four_ranks.run(_on_machines, "aabb", _as_one_machine, 0.1)
+    assert kept[0] == kept[1] and kept[2] == kept[3]
+
+
+def _of_two_types_as_one() -> None:
+    g = of_two_types()
+    item = torch.arange(dist.get_rank(), 70, 7, dtype=torch.int32)
+    seeds = {"user": torch.arange(8, dtype=torch.int32), "item": item}
+    options = {"feature_dtypes": {"feat": "bfloat16"}} if dist.get_rank() > 9 else {}
+    with GlobalStore.from_dgl(g, seed=5, span="job", replica_ratio=0.2, **options) as store:
+        features = {"user": ["feat"], "item": ["feat"]}
+        sampler = NeighborSampler([3, 2], prefetch_node_feats=features)
+        _assert_same_batches(g, store, sampler, seeds)
+        excluded = {"buys": torch.arange(0, 400, 3, dtype=torch.int32)}
+        found = store.graph.sample_blocks(seeds, [2, 2], exclude_edges=excluded)[2][1]
+        assert not (found.edges["buys"].data[dgl.EID] % 3 == 0).any()
+
+
+def test_several_types_are_as_on_one_machine(ranks: RankProcesses) -> None:
+    ranks.run(_on_machines, "abc", _of_two_types_as_one)
+
+
+def _in_narrow_types() -> None:
+    g = power_law()
+    options = {"feature_dtypes": {"feat": "float8_e5m2"}, "span": "job", "replica_ratio": 0.1}
+    with GlobalStore.from_dgl(g, **options) as store:
+        rounded = g.ndata["feat"].to(torch.float8_e5m2).float()
+        assert torch.equal(store.gather("feat", torch.arange(NODES)), rounded)
+        sent = store.graph.traffic.take().nbytes["feat", "remote"]
+        assert 0 < sent < NODES * WIDTH
+
+
+def test_rows_are_sent_in_the_type_that_they_are_kept_in(ranks: RankProcesses) -> None:
+    ranks.run(_on_machines, "abc", _in_narrow_types)
+
+
+def _sent(ratio: float) -> tuple[int, int]:
+    """Bytes of rows that others sent, and those of all reads of rows that others own."""
+    g = power_law()
+    with GlobalStore.from_dgl(g, span="job", replica_ratio=ratio) as store:
+        seeds = torch.arange(dist.get_rank(), NODES, 3)
+        asked = 0
+        for inputs, _, blocks in _batches(store.graph, seeds, NeighborSampler([10, 10])):
+            assert len(blocks[0].srcdata["feat"]) == len(inputs)
+            asked += len(inputs)
+        return store.graph.traffic.take().nbytes["feat", "remote"], asked * WIDTH * 4
+
+
+def test_replicas_save_network(ranks: RankProcesses) -> None:
+    alone = ranks.run(_on_machines, "abc", _sent, 0)
+    for sent, asked in alone:
+        assert 0.5 * asked < sent < 0.8 * asked  # two machines of three have them
+    for (sent, _), (before, _) in zip(
+        ranks.run(_on_machines, "abc", _sent, 0.3), alone, strict=True
+    ):
+        assert 0 < sent < 0.8 * before
+
+
+def _refused() -> None:
+    g = power_law()
+    error = pytest.raises(UnsupportedByStoreError, match="the job have one copy of the data")
+    with GlobalStore.from_dgl(g, span="job", replica_ratio=0, edges=True) as store:
+        nodes, graph = torch.arange(5), store.graph
+        with error:
+            graph.sample_blocks(nodes, [3], prob="w")
+        with error:
+            graph.random_walk(nodes, length=2)
+        with error:
+            graph.in_degrees(nodes)
+        with error:
+            graph.has_edges_between(nodes, nodes)
+        with error:
+            graph.view()
+        with error:
+            _ = graph.get_node_storage("feat").view
+        with error:
+            graph.ndata["feat"][nodes] = torch.zeros(5, WIDTH)
+        with error:
+            graph.ndata["feat"] = torch.zeros(NODES, WIDTH)
+        with error:
+            dgl_mgpu.inference(dgl.nn.SAGEConv(WIDTH, 2, "mean"), graph, "feat")
+        for options in {"num_workers": 1}, {"use_prefetch_thread": True}:
+            loader = dgl.dataloading.DataLoader(graph, nodes, NeighborSampler([2]), **options)
+            with pytest.raises(UnsupportedByStoreError, match="num_workers=0 and use_prefetch"):
+                iter(loader)
+        pairs = as_edge_prediction_sampler(NeighborSampler([2]), negative_sampler=Uniform(1))
+        with error:
+            list(dgl.dataloading.DataLoader(graph, nodes, pairs))
+        with pytest.raises(UnsupportedByStoreError, match="in another process"):
+            pickle.dumps(store.graph.get_node_storage("feat"))
+    with pytest.raises(UnsupportedByStoreError, match=r"learn embeddings \['emb'\]"):
+        GlobalStore.from_dgl(g, span="job", embeddings={"emb": 4})
+    with pytest.raises(UnsupportedByStoreError, match="GraphBolt's samplers read the edges"):
+        GlobalStore.from_graphbolt(None, span="job")
+    with pytest.raises(ConfigError, match=r"store\.span is none of machine, job"):
+        GlobalStore.from_dgl(g, span="jobs")
+    with pytest.raises(ConfigError, match="not in"):
+        GlobalStore.from_dgl(g, span="job", replica_ratio=1.5)
+
+
+def test_what_is_not_served_is_told(ranks: RankProcesses) -> None:
+    ranks.run(_on_machines, "abc", _refused)
+
+
+def _wrong_on_one_rank() -> None:
+    rank, g = dist.get_rank(), power_law()
+    with GlobalStore.from_dgl(g, span="job", replica_ratio=0) as store:
+        for bad, error in (
+            (torch.tensor([NODES]), IdOutOfRangeError),
+            (
+                torch.tensor([0.5]),
+                InvalidInputError,
+            ),
+        ):
+            with pytest.raises(
+                error if rank == 1 else RankFailedError, match="gather rows of 'feat'"
+            ):
+                store.gather("feat", bad if rank == 1 else torch.arange(5))
+        with pytest.raises(InvalidInputError, match="the same in the same order"):
+            store.gather("label" if rank == 1 else "feat", torch.arange(5))
+        # What was wrong is over.
+        assert torch.equal(store.gather("feat", torch.arange(9)), g.ndata["feat"][:9])
+
+
+def test_what_is_wrong_on_one_rank_is_told_on_all(ranks: RankProcesses) -> None:
+    ranks.run(_on_machines, "abc", _wrong_on_one_rank)
+
+
+def _unlike_machines(change: str) -> None:
+    g, options = power_law(), {"replica_ratio": 0.1}
+    if dist.get_rank() == 1:
+        if change == "edges":
+            g = dgl.graph(g.edges()[::-1], num_nodes=NODES)
+            g.ndata.update(power_law().ndata)
+            g.edata.update(power_law().edata)
+        elif change == "nodes":
+            g.ndata["feat"] = g.ndata["feat"][:, :3]
+        else:
+            options[change] = 0.2
+    with pytest.raises(InvalidInputError, match="pass the same data and options on every machine"):
+        GlobalStore.from_dgl(g, span="job", **options)
+
+
+@pytest.mark.parametrize("change", ["edges", "nodes", "replica_ratio"])
+def test_machines_ask_for_the_same_store(ranks: RankProcesses, change: str) -> None:
+    ranks.run(_on_machines, "abc", _unlike_machines, change)
+
+
+def _does_not_fit() -> None:
+    with pytest.raises(PlanDoesNotFitError if dist.get_rank() == 1 else RankFailedError):
+        memory = 1024 if dist.get_rank() == 1 else "auto"
+        GlobalStore.from_dgl(power_law(), span="job", host_memory=memory, gpu_memory=memory)
+
+
+def test_a_part_that_does_not_fit_ends_all(ranks: RankProcesses) -> None:
+    ranks.run(_on_machines, "abc", _does_not_fit)
+
+
+def _numbers_of_ranks() -> None:
+    with pytest.raises(ConfigError, match=r"the machines have \[\d, \d\] ranks"):
+        GlobalStore.from_dgl(power_law(), span="job")
+
+
+def test_machines_have_as_many_ranks(ranks: RankProcesses) -> None:
+    ranks.run(_on_machines, "aab", _numbers_of_ranks)
+
+
+def _on_one_machine() -> None:
+    with GlobalStore.from_dgl(power_law(), span="job", replica_ratio=0) as store:
+        assert not store.graph.spans_machines
+        store.graph.view()
+
+
+def test_one_machine_has_all(ranks: RankProcesses) -> None:
+    ranks.run(_on_machines, "aaa", _on_one_machine)
+
+
+def _trained(span: str, data: str, *overrides: str) -> list[tuple[float, ...]]:
+    config = compose([data, *SMALL, *overrides, f"store.span={span}", "store.replica_ratio=0.1"])
+    trainer = make_trainer(config)
+    for _ in range(2):
+        for _ in trainer.run_epoch(last=True):
+            pass
+    test = trainer.test()
+    trainer.store.close()
+    return [(r.loss, r.train_accuracy, r.valid_accuracy, test) for r in trainer.reports]
+
+
+def _trained_alike(data: str, *overrides: str) -> None:
+    assert _trained("job", data, *overrides) == _trained("machine", data, *overrides)
+
+
+# The last round of training and validation has no batch for some ranks.
+@pytest.mark.parametrize("model", ["graphsage", "rgcn"])
+def test_training_is_as_with_a_copy_on_each_machine(
+    ranks: RankProcesses, data: str, model: str
+) -> None:
+    options = data, f"model={model}", "trainer.batch_size=80", "trainer.ranks=3"
+    ranks.run(_on_machines, "abc", _trained_alike, *options)
+
+
+def _refused_in_training(data: str, *overrides: str) -> None:
+    with pytest.raises(UnsupportedByStoreError, match="span"):
+        _trained("job", data, *overrides)
+
+
+@pytest.mark.parametrize("other", ["task=link_prediction", "model=pinsage"])
+def test_training_that_machines_do_not_serve_raises(
+    ranks: RankProcesses, data: str, other: str
+) -> None:
+    ranks.run(_on_machines, "abc", _refused_in_training, data, "trainer.ranks=3", other)
