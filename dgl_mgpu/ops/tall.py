@@ -14,6 +14,7 @@ from torch import Tensor
 #: Pieces of rows that are multiplied side by side have so many rows at least; their products have
 #: so many numbers in all, at most.
 _LEAST_PIECE, _MOST_NUMBERS = 4096, 1 << 24
+_PLAIN = {Tensor, torch.nn.Parameter}
 
 
 def product_over_rows(left: Tensor, right: Tensor) -> Tensor:
@@ -53,6 +54,8 @@ def tall_product(rows: Tensor, matrix: Tensor) -> Tensor:
     matrix : Tensor
         Shape (width_in, width_out) or (heads, width_in, width_out), of the same dtype.
     """
+    if not _PLAIN.issuperset((type(rows), type(matrix))):  # subclasses may add up rows elsewhere
+        return rows @ matrix if rows.dim() == 2 else torch.einsum("nhk,hkw->nhw", rows, matrix)
     return _TallProduct.apply(rows, matrix)
 
 

@@ -23,8 +23,8 @@ from dgl_mgpu.graph.originals import originals
 from dgl_mgpu.utils.late_imports import LateName
 
 #: How many arguments there are where the original does not tell: the other two of `where` make it
-#: another function, and `from_numpy` and `range` are C functions of torch.
-ARGUMENTS = {"where": 1, "from_numpy": 1, "range": 4}
+#: another function, and `from_numpy`, `ones` and `range` are C functions of torch.
+ARGUMENTS = {"where": 1, "from_numpy": 1, "ones": 2, "range": 4}
 
 #: Parts of ogb that import packages which neither DGL nor this package needs.
 NEEDS_MORE = ("_pyg", "lsc.")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import pytest
 import torch
 
@@ -51,3 +53,25 @@ def test_gradients(count, heads):
     assert torch.autograd.grad(tall_product(rows.detach(), matrix), matrix, grad)[0].shape
     (d_rows,) = torch.autograd.grad(tall_product(rows, matrix.detach()), rows, grad)
     torch.testing.assert_close(d_rows, torch.einsum("n...w,...kw->n...k", grad, matrix))
+
+
+class Noted(torch.Tensor):
+    """A subclass that notes which functions of torch see it."""
+
+    seen: ClassVar[list[str]] = []
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        cls.seen.append(getattr(function, "__name__", ""))
+        return super().__torch_function__(function, types, args, kwargs or {})
+
+
+@pytest.mark.parametrize(("heads", "name"), [(None, "matmul"), (3, "einsum")])
+def test_subclasses_see_a_product_of_torchs(heads, name):
+    """Partitioned rows add up the gradient of a matrix over all ranks."""
+    shape = () if heads is None else (heads,)
+    rows, matrix = torch.randn(4, *shape, 5), torch.randn(*shape, 5, 2)
+    Noted.seen.clear()
+    found = tall_product(rows.as_subclass(Noted), matrix)
+    assert type(found) is Noted and any(name in it for it in Noted.seen)
+    torch.testing.assert_close(found.as_subclass(torch.Tensor), tall_product(rows, matrix))
