@@ -159,7 +159,7 @@ def main() -> None:
         return
     if options.before is None:
         parser.error("--before is required")
-    from benchmarks.machine import describe_machine
+    from benchmarks.machine import keep
 
     checkouts = {"before": options.before, "now": Path(__file__).parents[1]}
     runs: dict[str, list[dict[str, float]]] = {name: [] for name in checkouts}
@@ -176,13 +176,7 @@ def main() -> None:
         row["reached"] = row["ratio"] <= AIM
         rows.append(row)
         print(f"{work:36} {row['before_ms']:9.3f} {row['now_ms']:9.3f} ms {row['ratio']:6.2f}")
-    if options.out:
-        content = {
-            "machine": describe_machine(),
-            "options": {name: str(value) for name, value in vars(options).items()},
-            "figures": rows,
-        }
-        options.out.write_text(json.dumps(content, indent=1) + "\n")
+    keep(options, rows)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -28,7 +27,7 @@ import dgl.graphbolt as gb  # isort: skip
 from dgl.dataloading import DataLoader, NeighborSampler  # isort: skip
 
 from benchmarks.gpu import PowerLaw, this_device
-from benchmarks.machine import describe_machine
+from benchmarks.machine import keep
 from benchmarks.unmodified_gpu import (
     WARM_UP,
     WINDOW,
@@ -161,13 +160,7 @@ def main() -> None:
             for mode in MODES
         )
         print(f"{case.name:36}" + "".join(f"{cell:>24}" for cell in cells), flush=True)
-        if options.out:
-            content = {
-                "machine": describe_machine(),
-                "options": {name: str(value) for name, value in vars(options).items()},
-                "figures": rows,
-            }
-            options.out.write_text(json.dumps(content, indent=1) + "\n")
+        keep(options, rows)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
-"""What a benchmark ran on, for its JSON."""
+"""What a benchmark ran on, and the JSON that keeps its figures."""
 
 from __future__ import annotations
 
+import argparse
 import importlib.metadata
+import json
 import os
 import platform
 import subprocess
@@ -13,6 +15,18 @@ _PACKAGES = (
     *("torch", "dgl", "numpy", "numba", "cupy-cuda13x"),
     *("pylibwholegraph-cu13", "torch-geometric"),
 )
+
+
+def keep(options: argparse.Namespace, figures: Any) -> None:
+    """Write figures to the file that ``--out`` names, if it does, with options and machine."""
+    if options.out is None:
+        return
+    content = {
+        "machine": describe_machine(),
+        "options": {name: str(value) for name, value in vars(options).items()},
+        "figures": figures,
+    }
+    options.out.write_text(json.dumps(content, indent=1) + "\n")
 
 
 def describe_machine() -> dict[str, Any]:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -33,7 +32,7 @@ from dgl.nn import GATConv, GINConv, GraphConv, SAGEConv  # isort: skip
 from torch import nn  # isort: skip
 
 from benchmarks.gpu import PowerLaw, this_device
-from benchmarks.machine import describe_machine
+from benchmarks.machine import keep
 from dgl_mgpu.capture import calls
 
 FEATURES, HIDDEN, CLASSES = 128, 256, 47
@@ -271,13 +270,7 @@ def main() -> None:
         shown = [row[f"{name}_ms"] for name in columns] + [row["ratio"]]
         cells = (f"{'' if it is None else format(it, '.2f'):>10}" for it in shown)
         print(f"{case.name:40}" + "".join(cells), flush=True)
-        if options.out:
-            content = {
-                "machine": describe_machine(),
-                "options": {name: str(value) for name, value in vars(options).items()},
-                "figures": rows,
-            }
-            options.out.write_text(json.dumps(content, indent=1) + "\n")
+        keep(options, rows)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,6 @@ import contextlib
 import functools
 import importlib.util
 import itertools
-import json
 import statistics
 import sys
 import time
@@ -41,7 +40,7 @@ from dgl.dataloading import NeighborSampler  # isort: skip
 
 from benchmarks.fullgraph import column
 from benchmarks.gpu import PowerLaw, this_device
-from benchmarks.machine import describe_machine
+from benchmarks.machine import keep
 from benchmarks.peers.wholegraph import WholeGraph, connect, hops
 from benchmarks.sampling_gpu import Checker
 from benchmarks.unmodified_gpu import (
@@ -465,13 +464,7 @@ def measure(g: dgl.DGLGraph, peer: Peer, options: argparse.Namespace) -> bool:
         shown = ("eager_ms", "captured_ms", "peer_ms", "ratio_eager", "ratio_captured")
         cells = (f"{name} {column(row[name], 1)}" for name in shown)
         print(f"{row['case']}: {', '.join(cells)}, peer's way: {row['peers_way']}", flush=True)
-        if options.out:
-            content = {
-                "machine": describe_machine(),
-                "options": {name: str(value) for name, value in vars(options).items()},
-                "figures": rows,
-            }
-            options.out.write_text(json.dumps(content, indent=1) + "\n")
+        keep(options, rows)
     return all(row["peer_ms"] is not None for row in rows)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import encodings.idna  # noqa: F401  of addresses; another user may not read Python's files
 import multiprocessing as mp
 import os
 import socket
