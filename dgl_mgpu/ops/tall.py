@@ -45,7 +45,8 @@ def product_over_rows(left: Tensor, right: Tensor) -> Tensor:
 
 
 def tall_product(rows: Tensor, matrix: Tensor) -> Tensor:
-    """Rows times a matrix, or those of each head times the head's.
+    """Rows times a matrix, or those of each head times the head's; in their dtype, also within
+    autocast.
 
     Parameters
     ----------
@@ -63,7 +64,8 @@ class _TallProduct(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, matrix: Tensor) -> Tensor:
         ctx.save_for_backward(rows, matrix)
-        return _multiply(rows, matrix)
+        with torch.autocast(rows.device.type, enabled=False):
+            return _multiply(rows, matrix)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]

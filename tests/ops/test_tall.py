@@ -75,3 +75,14 @@ def test_subclasses_see_a_product_of_torchs(heads, name):
     found = tall_product(rows.as_subclass(Noted), matrix)
     assert type(found) is Noted and any(name in it for it in Noted.seen)
     torch.testing.assert_close(found.as_subclass(torch.Tensor), tall_product(rows, matrix))
+
+
+def test_autocast_leaves_dtypes_as_they_are():
+    rows = torch.randn(9, 5, requires_grad=True)
+    matrix = torch.randn(5, 2, requires_grad=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = tall_product(rows, matrix)
+    torch.testing.assert_close(found, rows @ matrix)
+    found.sum().backward()
+    assert rows.grad is not None and rows.grad.dtype == torch.float32
+    torch.testing.assert_close(matrix.grad, rows.detach().t() @ torch.ones(9, 2))
