@@ -166,7 +166,7 @@ def test_the_version_is_one(capsys):
     file = ROOT / project["tool"]["hatch"]["version"]["path"]
     (version,) = re.findall(r'^__version__ = "(.*)"$', file.read_text(), re.MULTILINE)
     assert capsys.readouterr().out == f"dgl-mgpu {version}\n"
-    assert dgl_mgpu.__version__ == version and project["project"]["dynamic"] == ["version"]
+    assert dgl_mgpu.__version__ == version and "version" in project["project"]["dynamic"]
 
 
 EARLY = [
