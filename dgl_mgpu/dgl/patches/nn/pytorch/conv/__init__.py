@@ -1,9 +1,12 @@
-"""Shared by several of DGL's convolutions: residuals without nodes."""
+"""Shared by several of DGL's convolutions: residuals without nodes, and projected rows."""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import Any
+
+from torch import Tensor
 
 from dgl_mgpu.graph.originals import originals
 
@@ -21,3 +24,17 @@ def forward_with_residual(name: str, module: Any, graph: Any, feat: Any, *others
     # Gives its parameters a gradient of zeros, since on other ranks they have one.
     zero = 0 * residual((feat[1] if isinstance(feat, tuple) else feat)[:0]).sum()
     return (result[0] + zero, *result[1:]) if isinstance(result, tuple) else result + zero
+
+
+def projected(module: Any, feat: Any, rows: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
+    """Rows of sources by head, and of destinations if ``feat`` is a pair, else None."""
+    shape = module._num_heads, module._out_feats
+    if not isinstance(feat, tuple):
+        return module.fc(rows[0]).view(len(rows[0]), *shape), None
+    of_source, of_destination = (
+        (module.fc_src, module.fc_dst) if hasattr(module, "fc_src") else (module.fc, module.fc)
+    )
+    return (
+        of_source(rows[0]).view(len(rows[0]), *shape),
+        of_destination(rows[1]).view(len(rows[1]), *shape),
+    )

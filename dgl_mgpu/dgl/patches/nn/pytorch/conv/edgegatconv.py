@@ -12,7 +12,7 @@ import torch
 from dgl import ops
 from torch.nn import Dropout, LeakyReLU, Linear
 
-from dgl_mgpu.dgl.patches.nn.pytorch.conv import forward_with_residual
+from dgl_mgpu.dgl.patches.nn.pytorch.conv import forward_with_residual, projected
 
 
 def forward(self: Any, graph: Any, feat: Any, edge_feat: Any, get_attention: bool = False) -> Any:
@@ -35,14 +35,8 @@ def forward(self: Any, graph: Any, feat: Any, edge_feat: Any, get_attention: boo
         )
     attention.refuse_nodes_without_edges(self, graph)
     rows = [self.feat_drop(it) for it in features]
-    if isinstance(feat, tuple):
-        of_source, of_destination = (
-            (self.fc_src, self.fc_dst) if hasattr(self, "fc_src") else (self.fc, self.fc)
-        )
-        sources = of_source(rows[0]).view(len(rows[0]), *shape)
-        destinations = of_destination(rows[1]).view(len(rows[1]), *shape)
-    else:
-        sources = self.fc(rows[0]).view(len(rows[0]), *shape)
+    sources, destinations = projected(self, feat, rows)
+    if destinations is None:
         destinations = sources[: graph.num_dst_nodes()]
     edges = edge_feat.to(sources.dtype)
     with torch.autocast(sources.device.type, enabled=False):

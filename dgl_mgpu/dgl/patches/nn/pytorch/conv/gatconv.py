@@ -6,7 +6,7 @@ from typing import Any
 
 from torch.nn import Dropout, LeakyReLU
 
-from dgl_mgpu.dgl.patches.nn.pytorch.conv import forward_with_residual
+from dgl_mgpu.dgl.patches.nn.pytorch.conv import forward_with_residual, projected
 
 
 def forward(
@@ -31,15 +31,7 @@ def forward(
         )
     attention.refuse_nodes_without_edges(self, graph)
     rows = [self.feat_drop(it) for it in features]
-    destinations = None
-    if isinstance(feat, tuple):
-        of_source, of_destination = (
-            (self.fc_src, self.fc_dst) if hasattr(self, "fc_src") else (self.fc, self.fc)
-        )
-        sources = of_source(rows[0]).view(len(rows[0]), *shape)
-        destinations = of_destination(rows[1]).view(len(rows[1]), *shape)
-    else:
-        sources = self.fc(rows[0]).view(len(rows[0]), *shape)
+    sources, destinations = projected(self, feat, rows)
     bias = self.bias.view(shape) if self.has_explicit_bias else None
     # Else the sum is of the wider type; and of half types it is rounded too soon for gradients.
     is_bias_added = bias is not None and bias.dtype == sources.dtype and bias.itemsize > 2
