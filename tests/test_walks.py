@@ -114,7 +114,7 @@ def test_from_a_seed_to_its_loss(tmp_path, monkeypatch, without_pictures):
     assert main(["train", *SMALL, *options]) == 0
     assert sorted(walk.on_stack) == named("a seed goes through", "has the loss.")
     assert len(walk.on_stack) <= 24
-    assert len(walk.called | walk.on_stack) <= 47
+    assert len(walk.called | walk.on_stack) <= 49
 
 
 def dataset(folder: Path, num_nodes: int = 2000) -> Dataset:

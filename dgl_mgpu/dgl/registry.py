@@ -231,6 +231,12 @@ _TABLE: dict[tuple[VersionRange, ...], dict[str, str]] = {
         """:
             "composes attention of operators that each write something for every edge and head, or "
             "for every edge and column; and views residuals of no rows as so many heads",
+        """
+            dgl.nn.pytorch.conv.sageconv: SAGEConv.forward
+            dgl.nn.pytorch.conv.graphconv: GraphConv.forward
+        """:
+            "puts features into the graph and takes them out again, and counts edges twice: for a "
+            "mini-batch that takes the host longer than the GPU takes",
         "dgl.nn.pytorch.conv.pnaconv: PNAConvTower.forward":
             "makes as many rows as it divides by nodes: a rank of a partitioned graph has fewer",
         "dgl._sparse_ops: _gspmm":

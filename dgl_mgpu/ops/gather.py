@@ -567,15 +567,34 @@ def _pick_rows_cuda(out: Tensor, rows: Tensor, ids: Tensor) -> None:
     _pick([(out, rows, ids)], out.device)
 
 
+def can_be_picked(ids: Tensor, rows: Tensor) -> bool:
+    """Whether ids are on the device of a tensor, and no gradient has to go back to its rows."""
+    return (
+        isinstance(ids, Tensor)
+        and ids.device == rows.device
+        and ids.dtype in (torch.int32, torch.int64)
+        and ids.dim() == 1
+        and rows.is_contiguous()
+        and not (rows.requires_grad and torch.is_grad_enabled())
+    )
+
+
+def to_be_picked(ids: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Memory for rows, the tensor and the ids, for :func:`pick_all`."""
+    out = rows.new_empty((ids.shape[0], *rows.shape[1:]))
+    return out, rows.detach() if rows.requires_grad else rows, ids
+
+
 def pick_all(picks: Sequence[tuple[Tensor, Tensor, Tensor]]) -> None:
-    """:func:`dgl_mgpu.ops.pick_rows` for several tensors on one GPU, by one launch.
+    """:func:`dgl_mgpu.ops.pick_rows` for several tensors on one device, on a GPU by one launch.
 
     Parameters
     ----------
     picks : sequence of (Tensor, Tensor, Tensor)
         ``out``, ``rows`` and ``ids`` of each, which are not checked again.
     """
-    if direct("pick_rows", tuple(itertools.chain.from_iterable(picks))) is None:
+    tensors = tuple(itertools.chain.from_iterable(picks))
+    if not tensors[0].is_cuda or direct("pick_rows", tensors) is None:
         for pick in picks:
             call("pick_rows", pick)
         return

@@ -33,8 +33,9 @@ from dgl_mgpu.ops import (
     sample_blocks_async,
     sample_etype_blocks_async,
 )
+from dgl_mgpu.ops.blocks import Hops
 from dgl_mgpu.ops.check import narrow_indptr
-from dgl_mgpu.ops.sample_future import HopsFuture, SampleFuture
+from dgl_mgpu.ops.sample_future import HopsFuture, SampleFuture, start
 from dgl_mgpu.sampling.seed_edges import WEIGHT_DTYPES, new_key
 from dgl_mgpu.sampling.views import edges_view, scalars_view
 from dgl_mgpu.utils.types import CanonicalEtype
@@ -247,11 +248,82 @@ def sample_graph_async(
     another argument is not supported here.  Raises UnknownIdError here, or where the result is
     waited for.
     """
+    if prob is None and type(nodes) is torch.Tensor:
+        plan = _uniform_plan(g, fanouts, replace)
+        if plan is not None and plan.takes(nodes):
+            return plan.start(g, nodes)
     started = _start(g, nodes, fanouts, prob, replace)
     if started is None:
         return None
     batch, hops = started
     return hops.then(lambda sampled: None if sampled is None else batch.blocks_of(sampled))
+
+
+class _UniformPlan:
+    """Uniform sampling of a graph of one node type and one edge type, checked but for the seeds.
+
+    A small batch takes the host longer than the GPU, so what is the same for all is done once.
+    """
+
+    def __init__(self, g: DGLGraph, fanouts: Sequence[int], replace: bool) -> None:
+        (relation,) = g._graph.relations
+        self._device = relation.device
+        view = edges_view(relation, "csc", self._device)
+        self._graph = view.tiers, view.pointers, view.position
+        self._sizes = view.num_rows, view.num_cols, view.idtype
+        self._hops = [*reversed(fanouts)]
+        self._replace, self._limits = replace, (view.sms, view.ordered_from)
+        self._types = block_types(g.ntypes, g.canonical_etypes)
+
+    def takes(self, nodes: torch.Tensor) -> bool:
+        """Whether nodes are seeds as the operator wants them."""
+        is_here = nodes.dtype == self._sizes[2] and nodes.device == self._device
+        return is_here and nodes.dim() == 1 and nodes.is_contiguous()
+
+    def start(self, g: DGLGraph, nodes: torch.Tensor) -> SampleFuture[Sampled | None]:
+        """Start sampling the blocks of a batch."""
+        tensors = nodes, *self._graph
+        keys = new_key().fold_hops(len(self._hops))
+        options = *self._sizes, self._hops, self._replace, keys, *self._limits
+        future = start("sample_hops", tensors, (*tensors, *options))
+        return SampleFuture(partial(self._blocks, g, nodes, future))
+
+    def _blocks(self, g: DGLGraph, seeds: torch.Tensor, future: SampleFuture[Hops]) -> Sampled:
+        try:
+            nodes, *of_hops = future.result()
+        except InvalidInputError as error:
+            raise as_dgl_error(error) from error
+        features = Features.of_graph(g, self._device)
+        blocks: list[DGLBlock] = []
+        sources = nodes
+        for indptr, src, eids in reversed([*zip(*of_hops, strict=True)]):
+            num_dst = indptr.shape[0] - 1
+            if indptr.dtype != src.dtype:
+                indptr = indptr.to(src.dtype)
+            relation = Relation(sources.shape[0], num_dst, csc=Compressed(indptr, src, None))
+            blocks.append(
+                self._types.block([relation], [sources], [sources], [num_dst], [eids], features)
+            )
+            sources = nodes[:num_dst]
+        return nodes, seeds, blocks
+
+
+def _uniform_plan(g: DGLGraph, fanouts: Sequence[Any], replace: bool) -> _UniformPlan | None:
+    """The plan for a graph, which keeps it; None if there has to be more to it."""
+    index = g._graph
+    if not isinstance(index, TensorIndex) or not index.schema.is_single or len(g.ntypes) != 1:
+        return None
+    key = "uniform", g.canonical_etypes[0], tuple(fanouts), replace
+    try:
+        plan = index._cache.get(key)
+    except TypeError:  # fanouts by edge type
+        return None
+    if plan is None:
+        is_known = fanouts and all(type(fanout) is int and fanout >= -1 for fanout in fanouts)
+        if not is_known or "csc" not in index.relations[0].formats:
+            return None
+        plan = index._cache[key] = _UniformPlan(g, fanouts, replace)
+    return plan
 
 
 def sample_graph_hops_async(

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import torch
 from dgl.dataloading.base import (
     BlockSampler,
     set_dst_lazy_features,
@@ -51,6 +52,8 @@ _tuners: WeakKeyDictionary[Any, PrefetchTuner] = WeakKeyDictionary()
 #: Held while a pass starts: its loader's collate function is replaced meanwhile, and workers are
 #: forked.
 _start_lock = freed_at_fork(threading.RLock())
+#: What has been set for this thread.
+_thread = threading.local()
 
 
 def serve_dataloading() -> None:
@@ -146,6 +149,8 @@ def _start_pass(loader: Any, dgls: Callable[[Any], Any], slots: BatchSlots | Non
             shared.check_weights(prob)
     if not _samples_here(loader):
         return dgls(loader)
+    if loader.device.type == "cuda":
+        _run_backward_here()
     side_stream = side_stream_of(loader.device) if _may_prefetch(loader) else None
     if side_stream is not None and side_stream.is_full:
         side_stream = None
@@ -155,6 +160,17 @@ def _start_pass(loader: Any, dgls: Callable[[Any], Any], slots: BatchSlots | Non
         DEPTH,
         _tuners.setdefault(loader, PrefetchTuner()),
     )
+
+
+def _run_backward_here() -> None:
+    """Have this thread run its backward passes itself, unless it has been told so before.
+
+    Torch has a thread for each GPU, so that the host can queue work for several at once.  With one,
+    each backward pass waits twice for another thread to wake up.
+    """
+    if not getattr(_thread, "runs_backward", False):
+        _thread.runs_backward = True
+        torch.autograd.set_multithreading_enabled(False)
 
 
 def _start_epoch(loader: Any) -> None:

@@ -7,11 +7,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
+from dgl.base import NID
+from dgl.dataloading.neighbor_sampler import MultiLayerFullNeighborSampler, NeighborSampler
 from dgl.frame import Column, LazyFeature, _LazyIndex
 from dgl.heterograph import DGLGraph
 from dgl.utils import recursive_apply
 
-from dgl_mgpu.graph.block_frames import BlockFrame
+from dgl_mgpu.graph.block_frames import BlockFrame, plain_column
 from dgl_mgpu.graph.random import BatchDraws
 from dgl_mgpu.sampling.async_blocks import (
     async_sampling_of,
@@ -131,9 +133,73 @@ class Batches:
                 if slot_batch is not None:
                     return slot_batch
             with stage("sample"):
-                self._rest.dataloader_it = iter([self._sampled(number, seeds, future)])
+                sampled = self._sampled(number, seeds, future)
             with stage("gather"):
+                if self._gathered(sampled):
+                    return sampled
+                self._rest.dataloader_it = iter([sampled])
                 return next(self._rest)
+
+    def _names_of_rows(self) -> tuple[Sequence[str], Sequence[str]] | None:
+        """What :meth:`_gathered` gathers: features of input nodes, and labels of the seeds.
+
+        None if DGL's iterator has more to do, or may have.
+        """
+        loader, sampler = self._loader, self._loader.graph_sampler
+        graph = loader.graph
+        if (
+            type(graph) is not DGLGraph
+            or graph.device != loader.device
+            or len(graph.ntypes) != 1
+            or any(graph._gpu_caches.values())
+            or self._rest.use_thread
+            or self._rest.stream is not None
+            or type(sampler) not in (NeighborSampler, MultiLayerFullNeighborSampler)
+            or sampler.prefetch_edge_feats
+        ):
+            return None
+        names = sampler.prefetch_node_feats or (), sampler.prefetch_labels or ()
+        return names if all(isinstance(it, list | tuple) for it in names) else None
+
+    def _gathered(self, sampled: Any) -> bool:
+        """Gather the features of a batch by one launch, in place of DGL's iterator.
+
+        False if that has to: it takes everything, and looks at each part of a batch several times.
+        """
+        names = self._names_of_rows()
+        if names is None:
+            return False
+        # Here: who has no graph of this package needs none of its operators.
+        from dgl_mgpu.ops.gather import can_be_picked, pick_all, to_be_picked
+
+        inputs, outputs, blocks = sampled
+        device = self._loader.device
+        if not all(type(it) is torch.Tensor and it.device == device for it in (inputs, outputs)):
+            return False
+        sources, seeds = blocks[0]._node_frames[0], blocks[-1]._node_frames[1]
+        wanted = [(sources, name) for name in names[0]]
+        wanted += [(seeds, name) for name in names[1]]
+        columns = self._loader.graph._node_frames[0]._columns
+        picks = []
+        for frame, name in wanted:
+            column = columns.get(name)
+            if (
+                type(column) is not Column
+                or type(frame._columns.get(name)) is not LazyFeature
+                or column.index is not None
+                or column.device is not None
+                or column.deferred_dtype is not None
+            ):
+                return False
+            ids, rows = frame._columns[NID].storage, column.storage
+            if not can_be_picked(ids, rows):
+                return False
+            picks.append(to_be_picked(ids, rows))
+        if picks:
+            pick_all(picks)
+        for (frame, name), (rows, _, _) in zip(wanted, picks, strict=True):
+            frame._columns[name] = plain_column(rows)
+        return True
 
     def _put(self, slots: BatchSlots, future: SampleFuture[Any]) -> Any:
         """The batch in a slot; None if it is not to go into one, or if none is free."""

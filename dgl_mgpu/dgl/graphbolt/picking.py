@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dgl_mgpu.dgl.patches.storages.pytorch_tensor import can_be_picked, pick_all, to_be_picked
 from dgl_mgpu.errors import IdOutOfRangeError, InvalidInputError, InvalidWeightError
 from dgl_mgpu.graph.stored_tensors import stored_on
 from dgl_mgpu.ops import GraphView, SampledNeighbors, SampleKey, sample_neighbors
+from dgl_mgpu.ops.gather import can_be_picked, pick_all, to_be_picked
 from dgl_mgpu.ops.smallest import smallest_of_groups
 from dgl_mgpu.sampling.labor import Variates
 from dgl_mgpu.sampling.views import scalars_view

@@ -22,7 +22,6 @@ from torch._utils import ExceptionWrapper
 from dgl_mgpu.dgl import runner_options
 from dgl_mgpu.dgl.patches import is_partitioned
 from dgl_mgpu.dgl.patches.dataloading import fork_workers
-from dgl_mgpu.dgl.patches.storages.pytorch_tensor import can_be_picked, pick_all, to_be_picked
 from dgl_mgpu.errors import (
     InvalidInputError,
     UnavailableError,
@@ -157,7 +156,7 @@ def _prefetch_update_feats(
         feats, frames, types, get_storage_func, id_name, device, pin_prefetcher, gpu_caches, picks
     )
     if picks:
-        pick_all(picks)
+        _pick_all(picks)
 
 
 def _fetch(
@@ -185,9 +184,10 @@ def _fetch(
             if cache is None:
                 if type(storage) is Column:
                     data = storage.data
-                    if data.is_cuda and data.device == device and can_be_picked(ids, data):
-                        picks.append(to_be_picked(ids, data))
-                        feats[number, key] = picks[-1][0]
+                    pick = _pick(ids, data) if data.is_cuda and data.device == device else None
+                    if pick is not None:
+                        picks.append(pick)
+                        feats[number, key] = pick[0]
                         continue
                 feats[number, key] = storage.fetch(ids, device, pin_prefetcher)
                 continue
@@ -196,6 +196,21 @@ def _fetch(
                 return storage.fetch(rows.to(where), device, pin_prefetcher)
 
             feats[number, key] = cache.fetch(ids.to(device), fetch)
+
+
+def _pick(ids: Any, rows: torch.Tensor) -> Any:
+    """What :func:`_pick_all` is to copy of a tensor on a GPU; None if it cannot."""
+    # Here: who has no graph on a GPU needs no operators of this package.
+    from dgl_mgpu.ops.gather import can_be_picked, to_be_picked
+
+    return to_be_picked(ids, rows) if can_be_picked(ids, rows) else None
+
+
+def _pick_all(picks: list[Any]) -> None:
+    """Copy rows of tensors to memory for them, by one launch."""
+    from dgl_mgpu.ops.gather import pick_all
+
+    pick_all(picks)
 
 
 def next_batch(self: Any) -> Any:
@@ -220,7 +235,7 @@ def _next_batch(self: Any) -> Any:
     picks: list[Any] = []
     batch = recursive_apply(batch, _complete, loader, fetched, futures, picks)
     if picks:
-        pick_all(picks)
+        _pick_all(picks)
     # What is fetched asynchronously is all under way by now.
     for frames, columns in fetched:
         for (number, key), rows in columns.items():

@@ -1,14 +1,20 @@
-"""Shared by several of DGL's convolutions: residuals without nodes, and projected rows."""
+"""Shared by several of DGL's convolutions."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from dgl.heterograph import DGLGraph
 from torch import Tensor
+from torch.nn import Dropout
 
+from dgl_mgpu.graph.dispatch import is_tensor_backed
 from dgl_mgpu.graph.originals import originals
+
+if TYPE_CHECKING:
+    from dgl_mgpu.graph.relation import Relation
 
 
 def forward_with_residual(name: str, module: Any, graph: Any, feat: Any, *others: Any) -> Any:
@@ -38,3 +44,35 @@ def projected(module: Any, feat: Any, rows: Sequence[Tensor]) -> tuple[Tensor, T
         of_source(rows[0]).view(len(rows[0]), *shape),
         of_destination(rows[1]).view(len(rows[1]), *shape),
     )
+
+
+def relation_of(graph: Any) -> Relation | None:
+    """The edges of a graph of tensors that has one edge type and no node types beside its ends.
+
+    None of another graph.
+    """
+    if not isinstance(graph, DGLGraph) or not is_tensor_backed(graph._graph):
+        return None
+    from dgl_mgpu.graph.index import TensorIndex
+
+    index = graph._graph
+    is_one = type(index) is TensorIndex and index.schema.is_single
+    return index.relations[0] if is_one else None
+
+
+def reduced(graph: DGLGraph, reduce: str, rows: Tensor) -> Tensor:
+    """The sum or mean of the rows of each node's in-neighbors, as ``update_all`` has it."""
+    from dgl_mgpu.errors import InvalidInputError
+    from dgl_mgpu.graph.errors import as_dgl_error
+    from dgl_mgpu.graph.message_passing.operators import gspmm
+
+    try:
+        return gspmm(graph, "copy_lhs", reduce, rows, None)
+    except InvalidInputError as error:
+        raise as_dgl_error(error) from error
+
+
+def dropped(dropout: Any, rows: Tensor) -> Tensor:
+    """``dropout(rows)``, without a call where it would give the rows themselves."""
+    is_idle = type(dropout) is Dropout and not (dropout.p and dropout.training)
+    return rows if is_idle and not dropout._forward_hooks else dropout(rows)
