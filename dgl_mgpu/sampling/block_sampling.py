@@ -249,7 +249,7 @@ def sample_graph_async(
     waited for.
     """
     if prob is None and type(nodes) is torch.Tensor:
-        plan = _uniform_plan(g, fanouts, replace)
+        plan = _uniform_plan(g, nodes.device, fanouts, replace)
         if plan is not None and plan.takes(nodes):
             return plan.start(g, nodes)
     started = _start(g, nodes, fanouts, prob, replace)
@@ -265,10 +265,16 @@ class _UniformPlan:
     A small batch takes the host longer than the GPU, so what is the same for all is done once.
     """
 
-    def __init__(self, g: DGLGraph, fanouts: Sequence[int], replace: bool) -> None:
-        (relation,) = g._graph.relations
-        self._device = relation.device
-        view = edges_view(relation, "csc", self._device)
+    def __init__(
+        self,
+        g: DGLGraph,
+        index: TensorIndex,
+        device: torch.device,
+        fanouts: Sequence[int],
+        replace: bool,
+    ) -> None:
+        self._device = device
+        view = edges_view(index.relations[0], "csc", device)
         self._graph = view.tiers, view.pointers, view.position
         self._sizes = view.num_rows, view.num_cols, view.idtype
         self._hops = [*reversed(fanouts)]
@@ -286,9 +292,19 @@ class _UniformPlan:
         keys = new_key().fold_hops(len(self._hops))
         options = *self._sizes, self._hops, self._replace, keys, *self._limits
         future = start("sample_hops", tensors, (*tensors, *options))
-        return SampleFuture(partial(self._blocks, g, nodes, future))
+        # The index keeps the plan, and not the other way round.
+        index = _index_for(g, self._device)
+        return SampleFuture(partial(self._blocks, g, index, nodes, future))
 
-    def _blocks(self, g: DGLGraph, seeds: torch.Tensor, future: SampleFuture[Hops]) -> Sampled:
+    def _blocks(
+        self,
+        g: DGLGraph,
+        index: TensorIndex | None,
+        seeds: torch.Tensor,
+        future: SampleFuture[Hops],
+    ) -> Sampled | None:
+        if _index_for(g, self._device) is not index:
+            return None  # unpinned since
         try:
             nodes, *of_hops = future.result()
         except InvalidInputError as error:
@@ -308,21 +324,24 @@ class _UniformPlan:
         return nodes, seeds, blocks
 
 
-def _uniform_plan(g: DGLGraph, fanouts: Sequence[Any], replace: bool) -> _UniformPlan | None:
+def _uniform_plan(
+    g: DGLGraph, device: torch.device, fanouts: Sequence[Any], replace: bool
+) -> _UniformPlan | None:
     """The plan for a graph, which keeps it; None if there has to be more to it."""
-    index = g._graph
-    if not isinstance(index, TensorIndex) or not index.schema.is_single or len(g.ntypes) != 1:
+    if len(g.ntypes) != 1:
         return None
-    key = "uniform", g.canonical_etypes[0], tuple(fanouts), replace
+    index = _index_for(g, device)
+    if index is None or not index.schema.is_single:
+        return None
+    key = "uniform", g.canonical_etypes[0], device, tuple(fanouts), replace
     try:
         plan = index._cache.get(key)
     except TypeError:  # fanouts by edge type
         return None
     if plan is None:
-        is_known = fanouts and all(type(fanout) is int and fanout >= -1 for fanout in fanouts)
-        if not is_known or "csc" not in index.relations[0].formats:
+        if not fanouts or not all(type(fanout) is int and fanout >= -1 for fanout in fanouts):
             return None
-        plan = index._cache[key] = _UniformPlan(g, fanouts, replace)
+        plan = index._cache[key] = _UniformPlan(g, index, device, fanouts, replace)
     return plan
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -86,7 +87,8 @@ class Batches:
                 self._seeds.mapping_keys is None and loader.device.type == "cuda"
             )
             if self._are_seeds_pinned:
-                self._seeds = _pinned_batches(_PinnedRows(seeds), self._seeds)
+                self._rows = _SeedRows(seeds, loader.device)
+                self._seeds = _pinned_batches(self._rows, self._seeds)
             else:
                 self._seeds.dataset = seeds
         else:
@@ -116,7 +118,7 @@ class Batches:
         with self._draws.of_batch(number, with_torchs=False), stage("sample"):
             device = self._loader.device
             if self._are_seeds_pinned:
-                nodes = seeds.to(device, non_blocking=True)
+                nodes = self._rows.on_device(seeds)
             else:
                 nodes = recursive_apply(seeds, to_device, device)
             if self._slots is not None and can_use_slots(self._loader):
@@ -147,9 +149,9 @@ class Batches:
         """
         loader, sampler = self._loader, self._loader.graph_sampler
         graph = loader.graph
+        is_served = type(graph) is DGLGraph or samples_blocks(type(graph))
         if (
-            type(graph) is not DGLGraph
-            or graph.device != loader.device
+            not is_served
             or len(graph.ntypes) != 1
             or any(graph._gpu_caches.values())
             or self._rest.use_thread
@@ -162,9 +164,9 @@ class Batches:
         return names if all(isinstance(it, list | tuple) for it in names) else None
 
     def _gathered(self, sampled: Any) -> bool:
-        """Gather the features of a batch by one launch, in place of DGL's iterator.
+        """Gather the features of a batch in place of DGL's iterator; False if that has to.
 
-        False if that has to: it takes everything, and looks at each part of a batch several times.
+        It takes everything, and looks at each part of a batch several times.
         """
         names = self._names_of_rows()
         if names is None:
@@ -172,33 +174,31 @@ class Batches:
         # Here: who has no graph of this package needs none of its operators.
         from dgl_mgpu.ops.gather import can_be_picked, pick_all, to_be_picked
 
+        loader, device = self._loader, self._loader.device
         inputs, outputs, blocks = sampled
-        device = self._loader.device
         if not all(type(it) is torch.Tensor and it.device == device for it in (inputs, outputs)):
             return False
         sources, seeds = blocks[0]._node_frames[0], blocks[-1]._node_frames[1]
         wanted = [(sources, name) for name in names[0]]
         wanted += [(seeds, name) for name in names[1]]
-        columns = self._loader.graph._node_frames[0]._columns
+        columns: list[Any] = []
+        for frame, name in wanted:
+            if type(frame._columns.get(name)) is not LazyFeature:
+                return False
         picks = []
         for frame, name in wanted:
-            column = columns.get(name)
-            if (
-                type(column) is not Column
-                or type(frame._columns.get(name)) is not LazyFeature
-                or column.index is not None
-                or column.device is not None
-                or column.deferred_dtype is not None
-            ):
-                return False
-            ids, rows = frame._columns[NID].storage, column.storage
-            if not can_be_picked(ids, rows):
-                return False
-            picks.append(to_be_picked(ids, rows))
+            storage, ids = loader.graph.get_node_storage(name), frame._columns[NID].storage
+            rows = storage.data if type(storage) is Column else None
+            if rows is not None and rows.device == device and can_be_picked(ids, rows):
+                picks.append(to_be_picked(ids, rows))
+                columns.append(picks[-1][0])
+            else:
+                columns.append(storage.fetch(ids, device, loader.pin_prefetcher))
         if picks:
             pick_all(picks)
-        for (frame, name), (rows, _, _) in zip(wanted, picks, strict=True):
-            frame._columns[name] = plain_column(rows)
+        # What is fetched asynchronously is all under way by now.
+        for (frame, name), rows in zip(wanted, columns, strict=True):
+            frame._columns[name] = plain_column(rows.wait() if hasattr(rows, "wait") else rows)
         return True
 
     def _put(self, slots: BatchSlots, future: SampleFuture[Any]) -> Any:
@@ -309,26 +309,52 @@ class Batches:
                 tensor.record_stream(stream)
 
 
-class _PinnedRows:
-    """A vector in host memory, of which a part at a time is pinned, for copies to a GPU."""
+class _SeedRows:
+    """A vector in host memory, of which a part at a time is pinned, and copied to a GPU.
+
+    A copy of each batch's rows would take the host as long as a kernel's launch.
+    """
 
     #: Elements of a part, at least.
     _PART = 1 << 18
 
-    def __init__(self, data: torch.Tensor) -> None:
-        self._data, self.shape = data, data.shape
-        self._begin, self._part = 0, data[:0]
+    def __init__(self, data: torch.Tensor, device: torch.device) -> None:
+        self._data, self.shape, self._device = data, data.shape, device
+        self._begin, self._part, self._copy = 0, data[:0], data[:0]
 
     def __getitem__(self, rows: slice) -> torch.Tensor:
         begin, end = rows.start - self._begin, rows.stop - self._begin
         if not 0 <= begin <= end <= self._part.shape[0]:
             most = max(self._PART, rows.stop - rows.start)
             self._begin, self._part = rows.start, self._data[rows.start :][:most].pin_memory()
+            self._copy = self._copied(self._part)
             begin, end = 0, rows.stop - rows.start
         return self._part[begin:end]
 
+    def _copied(self, part: torch.Tensor) -> torch.Tensor:
+        """A part on the GPU, for all streams: not behind what is queued on one of them."""
+        stream = _copying_stream(self._device)
+        with torch.cuda.stream(stream):
+            copied = part.to(self._device, non_blocking=True)
+        stream.synchronize()
+        return copied
 
-def _pinned_batches(seeds: _PinnedRows, batches: Any) -> Iterator[torch.Tensor]:
+    def on_device(self, seeds: torch.Tensor) -> torch.Tensor:
+        """Rows on the GPU that were taken of this, for the current stream."""
+        if seeds.untyped_storage().data_ptr() != self._part.untyped_storage().data_ptr():
+            return seeds.to(self._device, non_blocking=True)  # of a part before
+        # The part's memory may be used anew when it is given up.
+        self._copy.record_stream(current_stream(self._device))
+        begin = seeds.storage_offset() - self._part.storage_offset()
+        return self._copy[begin : begin + seeds.shape[0]]
+
+
+@functools.cache
+def _copying_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
+
+
+def _pinned_batches(seeds: _SeedRows, batches: Any) -> Iterator[torch.Tensor]:
     """The seeds of batches in pinned memory; ``batches`` is DGL's iterator of a dataset."""
     batches.dataset = seeds
     while True:
