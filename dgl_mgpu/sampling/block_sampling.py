@@ -275,10 +275,10 @@ class _UniformPlan:
     ) -> None:
         self._device = device
         view = edges_view(index.relations[0], "csc", device)
-        self._graph = view.tiers, view.pointers, view.position
+        self._view = view  # which keeps what the pointers point to
         self._sizes = view.num_rows, view.num_cols, view.idtype
         self._hops = [*reversed(fanouts)]
-        self._replace, self._limits = replace, (view.sms, view.ordered_from)
+        self._replace = replace
         self._types = block_types(g.ntypes, g.canonical_etypes)
 
     def takes(self, nodes: torch.Tensor) -> bool:
@@ -288,10 +288,15 @@ class _UniformPlan:
 
     def start(self, g: DGLGraph, nodes: torch.Tensor) -> SampleFuture[Sampled | None]:
         """Start sampling the blocks of a batch."""
-        tensors = nodes, *self._graph
+        view = self._view
+        tensors = nodes, view.tiers, view.pointers, view.position
         keys = new_key().fold_hops(len(self._hops))
-        options = *self._sizes, self._hops, self._replace, keys, *self._limits
-        future = start("sample_hops", tensors, (*tensors, *options))
+        limits = view.sms, view.ordered_from
+        options = *self._sizes, self._hops, self._replace, keys, *limits
+        try:
+            future = start("sample_hops", tensors, (*tensors, *options))
+        except InvalidInputError as error:
+            raise as_dgl_error(error) from error
         # The index keeps the plan, and not the other way round.
         index = _index_for(g, self._device)
         return SampleFuture(partial(self._blocks, g, index, nodes, future))

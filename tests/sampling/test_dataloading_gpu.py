@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import threading
 
 import dgl
 import pytest
@@ -20,6 +21,7 @@ from dgl.utils import recursive_apply
 import dgl_mgpu
 from dgl_mgpu.graph.dispatch import tensor_backed_graphs
 from dgl_mgpu.graph.index import TensorIndex
+from dgl_mgpu.sampling import loader_batches
 from tests.sampling.loaders import (
     assert_blocks_are_right,
     assert_epoch_is_right,
@@ -223,3 +225,53 @@ def test_ddp(one_rank):
     ids = torch.arange(0, 300, 2, device="cuda")
     assert_epoch_is_right(node_graph("cuda"), ids, device="cuda", on=TensorIndex, use_ddp=True)
     assert_epoch_is_right(node_graph("cpu"), ids.cpu(), device="cuda", use_uva=True, use_ddp=True)
+
+
+@pytest.mark.parametrize("pinned", [False, True])
+def test_seeds_are_copied_a_part_at_a_time(monkeypatch, pinned):
+    monkeypatch.setattr(loader_batches._SeedRows, "_PART", 100)
+    g = node_graph("cpu" if pinned else "cuda", torch.int64)
+    ids = torch.randperm(g.num_nodes())
+    loader = DataLoader(
+        g,
+        ids if pinned else ids.cuda(),
+        NeighborSampler([3, 3]),
+        device="cuda",
+        use_uva=pinned,
+        batch_size=30,
+    )
+    for _ in range(2):
+        found = [seeds for _, seeds, _ in loader]
+        # Batches that are there at the same time, and those of an earlier part, keep their seeds.
+        assert torch.cat(found).tolist() == ids.tolist()
+
+
+def test_a_scripts_thread_runs_its_backward_passes():
+    threads = []
+
+    class Noted(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            threads.append(threading.get_ident())
+            return gradient
+
+    def train(is_told):
+        g = node_graph("cuda", torch.int64)
+        loader = DataLoader(g, torch.arange(60, device="cuda"), NeighborSampler([3]), device="cuda")
+        next(iter(loader))
+        if is_told:
+            torch.autograd.set_multithreading_enabled(True)
+        next(iter(loader))
+        Noted.apply(torch.ones(3, device="cuda", requires_grad=True)).sum().backward()
+
+    ran = []
+    for is_told in (False, True):
+        thread = threading.Thread(target=train, args=(is_told,))
+        thread.start()
+        thread.join()
+        ran.append((thread.ident == threads[-1], len(threads)))
+    assert ran == [(True, 1), (False, 2)]
