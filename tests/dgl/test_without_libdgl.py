@@ -190,7 +190,7 @@ import dgl_mgpu, dgl
 from dgl_mgpu.errors import UnavailableError
 from dgl.distributed import rpc
 try:
-    rpc.get_rank()
+    rpc.create_sender(1)
 except UnavailableError as error:
     print(error)
 g = dgl.graph(([0], [1]))
@@ -206,8 +206,54 @@ def test_what_only_the_binary_has_raises_when_it_is_called(run):
     done = run(WHAT_IS_NOT_THERE)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert "cannot call distributed.rpc._CAPI_DGLRPCGetRank: it is a function of DGL's" in lines[0]
+    assert "_CAPI_DGLRPCCreateSender: it is a function of DGL's" in lines[0]
     assert lines[-2:] == ["refused", "refused"]
+
+
+STANDALONE = """
+import dgl_mgpu, dgl, torch
+from dgl.distributed import DistGraph, DistTensor, node_split, rpc
+dgl.distributed.initialize("")
+g = DistGraph("g", part_config="parts/g.json")
+book = g.get_partition_book()
+print(g.ntypes, g.rank(), rpc.get_num_client(), rpc.incr_msg_seq(), rpc.get_msg_seq())
+print([ids.tolist() for ids in book.map_to_per_ntype(torch.arange(0, 35, 4))])
+print(g.nodes["b"].data["x"][torch.tensor([3, 1])].flatten().tolist())
+print(node_split(torch.arange(15) < 9, book, ntype="b").tolist())
+kept = DistTensor((15, 1), torch.float32, "kept", init_func=lambda shape, dtype: torch.zeros(shape))
+kept[torch.tensor([2])] = torch.ones(1, 1)
+print(kept[torch.arange(4)].flatten().tolist())
+sampler = dgl.dataloading.MultiLayerFullNeighborSampler(2)
+for inputs, outputs, blocks in dgl.dataloading.DistNodeDataLoader(
+    g, {"b": torch.arange(15)}, sampler, batch_size=6
+):
+    print(outputs["b"].tolist(), sorted(inputs["a"].tolist()), blocks[-1].num_edges("to"))
+try:
+    book.map_to_per_ntype(torch.tensor([35]))
+except dgl.DGLError:
+    print("refused")
+dgl.distributed.exit_client()
+"""
+
+
+def test_distributed_graphs_in_one_process(run, tmp_path):
+    """The standalone mode of `dgl.distributed`, which has no servers."""
+    generator = torch.Generator().manual_seed(0)
+    ends = {
+        (u, etype, v): (
+            torch.randint(counts[0], (60,), generator=generator),
+            torch.randint(counts[1], (60,), generator=generator),
+        )
+        for u, etype, v, counts in (("a", "to", "b", (20, 15)), ("b", "back", "a", (15, 20)))
+    }
+    g = dgl.heterograph(ends, {"a": 20, "b": 15})
+    g.nodes["b"].data["x"] = torch.arange(15.0)
+    dgl.distributed.partition_graph(g, "g", 1, str(tmp_path / "parts"))
+    with_binary, without = run(STANDALONE, "auto"), run(STANDALONE)
+    assert without.returncode == 0, without.stderr
+    lines = without.stdout.splitlines()
+    assert lines[1] == "['a', 'b'] 0 1 0 1" and "refused" in lines
+    assert lines == with_binary.stdout.splitlines()
 
 
 SHARED = """

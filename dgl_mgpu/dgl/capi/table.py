@@ -272,6 +272,19 @@ _WITHOUT_LIBRARY: dict[str, str] = {
         heterograph: DGLFindSrcDstNtypes=find_src_dst_ntypes
         utils.internal: DGLGetOMPThreads=get_num_threads DGLSetOMPThreads=set_num_threads
     """,
+    "graph.host.standalone:": """
+        distributed.id_map: DGLHeteroMapIds=map_ids
+        distributed.rpc: DGLRPCReset=reset DGLRPCIncrMsgSeq=next_message
+            DGLRPCGetGroupID=get_group_id DGLRPCSetGroupID=set_group_id
+            DGLRPCGetMachineID=get_machine_id DGLRPCSetMachineID=set_machine_id
+            DGLRPCGetMsgSeq=get_message DGLRPCSetMsgSeq=set_message
+            DGLRPCGetNumClient=get_num_clients DGLRPCSetNumClient=set_num_clients
+            DGLRPCGetNumMachines=get_num_machines DGLRPCSetNumMachines=set_num_machines
+            DGLRPCGetNumServer=get_num_servers DGLRPCSetNumServer=set_num_servers
+            DGLRPCGetNumServerPerMachine=get_num_servers_per_machine
+            DGLRPCSetNumServerPerMachine=set_num_servers_per_machine
+            DGLRPCGetRank=get_rank DGLRPCSetRank=set_rank
+    """,
     "graph.host.traversal:": """
         traversal: DGLBFSEdges_v2=bfs_edges DGLBFSNodes_v2=bfs_nodes DGLDFSEdges_v2=dfs_edges
             DGLDFSLabeledEdges_v2=dfs_labeled_edges DGLTopologicalNodes_v2=topological_nodes
