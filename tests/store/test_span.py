@@ -228,6 +228,47 @@ def test_replicas_save_network(ranks: RankProcesses) -> None:
         assert 0 < sent < 0.8 * before
 
 
+def _collectives_of_batches() -> list[int]:
+    """How many each batch took, of three hops, features and labels."""
+    counts = []
+
+    def counted(name: str) -> Callable[..., Any]:
+        collective = getattr(dist, name)
+
+        def call(*args: Any, **options: Any) -> Any:
+            counts[-1] += 1
+            return collective(*args, **options)
+
+        return call
+
+    names = "all_to_all_single", "all_gather", "broadcast", "all_reduce"
+    g = power_law()
+    options = {"prefetch_node_feats": ["feat"], "prefetch_labels": ["label"]}
+    with (
+        GlobalStore.from_dgl(g, span="job", replica_ratio=0.1) as store,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        for name in names:
+            patch.setattr(dist, name, counted(name))
+        draw = torch.Generator().manual_seed(dist.get_rank())
+        seeds = torch.randperm(NODES, generator=draw)[:200]
+        sampler = NeighborSampler([3, 3, 3], **options)
+        batches = iter(dgl.dataloading.DataLoader(store.graph, seeds, sampler, batch_size=20))
+        for _ in range(10):
+            counts.append(0)
+            _, outputs, blocks = next(batches)
+            assert torch.equal(blocks[0].srcdata["feat"], g.ndata["feat"][blocks[0].srcdata["_ID"]])
+            assert torch.equal(blocks[-1].dstdata["label"], g.ndata["label"][outputs])
+    return counts
+
+
+def test_a_hop_and_a_feature_take_two_collectives_each(ranks: RankProcesses) -> None:
+    for counts in ranks.run(_on_machines, "abc", _collectives_of_batches):
+        assert min(counts) == 10
+        # Messages longer than those before take one more each.
+        assert max(counts[1:]) <= 18 and sum(counts[1:]) <= 9 * 13
+
+
 def _refused() -> None:
     g = power_law()
     error = pytest.raises(UnsupportedByStoreError, match="the job have one copy of the data")
