@@ -24,10 +24,12 @@ from dgl_mgpu.errors import (
     RankFailedError,
     UnsupportedByStoreError,
 )
+from dgl_mgpu.sampling import dataloading
 from dgl_mgpu.store.graph import StoreGraph
 from dgl_mgpu.train.compose import compose
 from dgl_mgpu.train.minibatch.run import make_trainer
 from tests.ranks import RankProcesses
+from tests.sampling.side_streams import HostStream
 from tests.train.jobs import SMALL
 
 NODES, EDGES, WIDTH = 600, 6_000, 16
@@ -267,6 +269,39 @@ def test_a_hop_and_a_feature_take_two_collectives_each(ranks: RankProcesses) -> 
         assert min(counts) == 10
         # Messages longer than those before take one more each.
         assert max(counts[1:]) <= 18 and sum(counts[1:]) <= 9 * 13
+
+
+def _made_ahead() -> None:
+    g, rank = power_law(), dist.get_rank()
+    draw = torch.Generator().manual_seed(rank)
+    seeds = torch.randperm(NODES, generator=draw)[:200]
+    side_stream = HostStream()
+    sampler = NeighborSampler([3, 3], prefetch_node_feats=["feat"])
+    with (
+        GlobalStore.from_dgl(g, seed=5, span="job", replica_ratio=0.1) as store,
+        GlobalStore.from_dgl(g, seed=5) as whole,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        expected = _batches(whole.graph, seeds, sampler)
+        patch.setattr(dataloading, "side_stream_of", lambda device: side_stream)
+        store.graph.set_epoch(1)
+        loader = dgl.dataloading.DataLoader(store.graph, seeds, sampler, batch_size=16)
+        for number, ((inputs, _, blocks), (other, _, _)) in enumerate(
+            zip(loader, expected, strict=True)
+        ):
+            assert torch.equal(inputs, other)
+            assert torch.equal(blocks[0].srcdata["feat"], g.ndata["feat"][inputs])
+            # GPUs have work left at other times, and wait for each other's gradients.
+            side_stream.is_idle = (number + rank) % 3 == 0
+            gradients = torch.tensor(rank)
+            dist.all_reduce(gradients)
+            assert gradients == 3
+        records = [event for what, event in side_stream.log if what == "records"]
+        assert sum(event.on_side_stream for event in records) >= len(expected) - 1
+
+
+def test_batches_are_made_ahead_on_all_ranks_alike(ranks: RankProcesses) -> None:
+    ranks.run(_on_machines, "abc", _made_ahead)
 
 
 def _refused() -> None:
