@@ -52,10 +52,13 @@ _WIDTH = 128
 _CLASSES = 16
 
 
-def power_law(num_nodes: int, num_edges: int) -> dgl.DGLGraph:
-    """A graph some of whose nodes, anywhere among the ids, are the sources of most edges."""
+def power_law(num_nodes: int, num_edges: int, skew: float = 4.0) -> dgl.DGLGraph:
+    """A graph some of whose nodes, anywhere among the ids, are the sources of most edges.
+
+    The ``n``-th of them is the source of a share of edges in proportion to ``n ** (1 / skew - 1)``.
+    """
     draw = torch.Generator().manual_seed(0)
-    hot = (num_nodes * torch.rand(num_edges, generator=draw, dtype=torch.float64) ** 4).long()
+    hot = (num_nodes * torch.rand(num_edges, generator=draw, dtype=torch.float64) ** skew).long()
     sources = torch.randperm(num_nodes, generator=draw)[hot]
     destinations = torch.randint(num_nodes, (num_edges,), generator=draw)
     g = dgl.graph((sources, destinations), num_nodes=num_nodes)

@@ -10,9 +10,9 @@ import torch
 
 from dgl_mgpu.comm.communicator import Communicator
 
-#: Words before each message: whether its sender has more than there is room for, and its length.
+#: Numbers before each message: whether its sender has more than there is room for, its length.
 _HEAD = 2
-#: Words that there is room for at least: numbers that are small vary most.
+#: Elements that there is room for at least: lengths that are small vary most.
 _SPARE = 64
 
 
@@ -27,7 +27,7 @@ class Received(NamedTuple):
 
 @dataclass
 class _Rooms:
-    """Words that messages to and from each rank have room for."""
+    """Elements that messages to and from each rank have room for."""
 
     sending: list[int]
     receiving: list[int]
@@ -36,8 +36,8 @@ class _Rooms:
 class Messages:
     """Vectors between all ranks of a group, in one collective where their lengths were foreseen.
 
-    Both ends of a message know how long those like it were, and have room for as many words and a
-    few more.  What is longer follows in a second collective, which all ranks are told of.
+    Both ends of a message know how long those like it were, and have room for that and a little
+    more.  What is longer follows in a second collective, which all ranks are told of.
     """
 
     def __init__(self, group: Communicator) -> None:
@@ -50,15 +50,15 @@ class Messages:
         """Send each rank its part of ``data``, and ``notes`` to all; collective.
 
         ``like`` names the earlier messages that these are about as long as; it is the same on all
-        ranks, as the number of ``notes`` is.  ``data``, int64, has the parts for all ranks one
-        after the other, of these lengths.
+        ranks, as the number of ``notes``, int64, and the dtype are.  ``data``, int32 or int64, has
+        the parts for all ranks one after the other, of these lengths.
         """
         group = self._group
         rooms = self._rooms.setdefault(like, _Rooms([_SPARE] * group.size, [_SPARE] * group.size))
         exceeds = any(n > room for n, room in zip(lengths, rooms.sending, strict=True))
         heads = torch.tensor([[exceeds, length, *notes] for length in lengths], dtype=torch.int64)
+        heads = _to(heads, data.device).view(data.dtype)
         width = heads.shape[1]
-        heads = _to(heads, data.device)
         padding = data.new_zeros(max(rooms.sending))
         parts = data.split(list(lengths))
         pieces: list[torch.Tensor] = []
@@ -69,7 +69,8 @@ class Messages:
             [width + room for room in rooms.sending],
             [width + room for room in rooms.receiving],
         ).split([width + room for room in rooms.receiving])
-        heads_of: list[list[int]] = torch.stack([part[:width] for part in received]).tolist()
+        arrived_heads = torch.stack([part[:width] for part in received]).view(torch.int64)
+        heads_of: list[list[int]] = arrived_heads.tolist()
         coming = [head[1] for head in heads_of]
         first = [part[width:][:n] for part, n in zip(received, coming, strict=True)]
         if any(head[0] for head in heads_of):
@@ -94,7 +95,7 @@ def _next_rooms(lengths: Sequence[int], rooms: Sequence[int]) -> list[int]:
     ]
 
 
-def _to(words: torch.Tensor, device: torch.device) -> torch.Tensor:
+def _to(numbers: torch.Tensor, device: torch.device) -> torch.Tensor:
     if device.type == "cuda":
-        words = words.pin_memory()  # the copy does not wait for other work
-    return words.to(device, non_blocking=True)
+        numbers = numbers.pin_memory()  # the copy does not wait for other work
+    return numbers.to(device, non_blocking=True)

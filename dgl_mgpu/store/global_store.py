@@ -18,6 +18,7 @@ from dgl_mgpu.config.store_options import StoreOptions
 from dgl_mgpu.data import Dataset, HeteroDataset
 from dgl_mgpu.errors import ConfigError, InvalidInputError, UnsupportedByStoreError, nearest
 from dgl_mgpu.machine.shared_memory import SharedMemory
+from dgl_mgpu.ops.view import GraphView
 from dgl_mgpu.placement import Plan, expected_reads, load_accesses
 from dgl_mgpu.store.accesses import Accesses
 from dgl_mgpu.store.agreement import StoreInput, job_facts, require_agreement, require_same
@@ -40,7 +41,7 @@ from dgl_mgpu.store.hotness import degree_hotness, presample_hotness
 from dgl_mgpu.store.memory import Blueprint, Store, build
 from dgl_mgpu.store.memory.format import Source
 from dgl_mgpu.store.memory.machine import machine, prove_access, with_access
-from dgl_mgpu.store.planning import make_blueprint
+from dgl_mgpu.store.planning import make_blueprint, reads_of
 from dgl_mgpu.store.remote import OtherMachines
 from dgl_mgpu.store.span import Bounds, plan_share
 
@@ -299,7 +300,7 @@ class GlobalStore:
                 blueprint, bounds = plan_share(
                     machines,
                     content.sources,
-                    hotness,
+                    reads_of(content.sources, hotness, checked),
                     checked.replica_ratio,
                     facts,
                     lambda kept, in_memory: place(
@@ -318,7 +319,12 @@ class GlobalStore:
         except BaseException:
             store.close()
             raise
-        others = OtherMachines(machines, bounds, store.device) if spans else None
+        others = None
+        if spans:
+            views = [table.view for table in store.tables.values()]
+            num_edges = (view.num_edges for view in views if isinstance(view, GraphView))
+            most = max(*schema.num_nodes.values(), *num_edges)
+            others = OtherMachines(machines, bounds, most, store.device)
         return cls(store, schema, seed, others)
 
     def count_accesses(self) -> Accesses:

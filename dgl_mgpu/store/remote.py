@@ -119,18 +119,26 @@ class OtherMachines:
     """The machines that have a store together, as one rank of one of them reads the others.
 
     ``machines`` are the ranks at this one's place of each, and ``bounds`` the first node of each
-    machine, by node type (:mod:`dgl_mgpu.store.span`).
+    machine, by node type (:mod:`dgl_mgpu.store.span`).  ``largest`` is the most that an id of a
+    node or edge can be.
     """
 
     def __init__(
-        self, machines: Communicator, bounds: Mapping[str, list[int]], device: torch.device
+        self,
+        machines: Communicator,
+        bounds: Mapping[str, list[int]],
+        largest: int,
+        device: torch.device,
     ) -> None:
         self._machines, self._device = machines, device
+        #: Of ids as they are sent.
+        self._dtype = torch.int32 if largest <= torch.iinfo(torch.int32).max else torch.int64
         self._messages = Messages(machines)
         #: What the last round was for, which tells what the next is like.
         self._last = ""
         self._bounds = {
-            ntype: torch.tensor(firsts, device=device) for ntype, firsts in bounds.items()
+            ntype: torch.tensor(firsts, dtype=self._dtype, device=device)
+            for ntype, firsts in bounds.items()
         }
 
     def __reduce__(self) -> NoReturn:
@@ -213,8 +221,9 @@ class OtherMachines:
             asking.append([len(part) for part in of_machine])
             count = sum(asking[-1])
             words = _Request(key, replace, asking[-1], wanted).words() if count else []
-            pieces += torch.tensor(words, dtype=torch.int64).to(self._device), *of_machine
-            lengths.append(len(words) + count)
+            head = torch.tensor(words, dtype=torch.int64).view(self._dtype)
+            pieces += head.to(self._device), *of_machine
+            lengths.append(len(head) + count)
         asked, is_needed = self._ask(what, torch.cat(pieces), lengths)
         here = [of_type[each.here] for of_type, each in zip(ids, missing, strict=True)]
         counts = [len(of_type) for of_type in here]
@@ -232,23 +241,24 @@ class OtherMachines:
     def _answers(self, views: Sequence[GraphView], asked: Received) -> list[torch.Tensor]:
         """What each rank asks for: numbers of edges, neighbours and edge ids, of all types."""
         num_words = _Request.num_words(len(views))
+        width = num_words * torch.int64.itemsize // self._dtype.itemsize
         parts = asked.data.split(asked.lengths)
-        words = torch.cat([part[:num_words] for part in parts]).tolist()
+        words = torch.cat([part[:width] for part in parts]).view(torch.int64).tolist()
         answers = []
         for part in parts:
             if not len(part):
                 answers.append(part)
                 continue
             request, words = _Request.read(words[:num_words]), words[num_words:]
-            sampled = request.sample(views, part[num_words:])
+            sampled = request.sample(views, part[width:])
             answers.append(
                 torch.cat(
                     [
                         *(edges.indptr.diff() for edges in sampled),
-                        *(edges.neighbors.long() for edges in sampled),
-                        *(edges.eids.long() for edges in sampled),
+                        *(edges.neighbors for edges in sampled),
+                        *(edges.eids for edges in sampled),
                     ]
-                )
+                ).to(self._dtype)
             )
         return answers
 
@@ -263,7 +273,7 @@ class OtherMachines:
             position[ids.long()] >= 0 if len(position) else torch.ones_like(ids, dtype=torch.bool)
         )
         there = (~is_here).nonzero()[:, 0]
-        distinct, inverse = torch.unique(ids[there].long(), return_inverse=True)
+        distinct, inverse = torch.unique(ids[there].to(self._dtype), return_inverse=True)
         ends = torch.searchsorted(distinct, self._bounds[ntype])
         return _Missing(is_here.nonzero()[:, 0], there, distinct, inverse, ends.diff().tolist())
 
@@ -273,7 +283,7 @@ class OtherMachines:
         try:
             yield
         except DGLMGPUError as error:
-            nothing = torch.empty(0, dtype=torch.int64, device=self._device)
+            nothing = torch.empty(0, dtype=self._dtype, device=self._device)
             self._exchange(what, _FAILED, nothing, [0] * self._machines.size)
             self._last = ""
             self._machines.all_gather((what, error_text(error)))

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import dgl
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -24,8 +25,11 @@ from dgl_mgpu.errors import (
     RankFailedError,
     UnsupportedByStoreError,
 )
+from dgl_mgpu.placement import Reads
 from dgl_mgpu.sampling import dataloading
 from dgl_mgpu.store.graph import StoreGraph
+from dgl_mgpu.store.memory import FeatureSource, TopologySource
+from dgl_mgpu.store.span import Shares
 from dgl_mgpu.train.compose import compose
 from dgl_mgpu.train.minibatch.run import make_trainer
 from tests.ranks import RankProcesses
@@ -154,8 +158,9 @@ def test_three_machines_are_as_one(ranks: RankProcesses, ratio: Any, least: int,
 
 
 def _with_little_memory() -> int:
-    # Beside its part a machine has room for some replicas.
-    return _as_one_machine("auto", gpu_memory=1024, host_memory=110_000)
+    # Beside its part a machine has room for some replicas; of features, as hops are few.
+    batches = {"batch_size": 16, "fanouts": [5]}
+    return _as_one_machine("auto", gpu_memory=1024, host_memory=110_000, **batches)
 
 
 def test_replicas_take_the_memory_that_there_is(ranks: RankProcesses) -> None:
@@ -211,7 +216,8 @@ def test_rows_are_sent_in_the_type_that_they_are_kept_in(ranks: RankProcesses) -
 def _sent(ratio: float) -> tuple[int, int]:
     """Bytes of rows that others sent, and those of all reads of rows that others own."""
     g = power_law()
-    with GlobalStore.from_dgl(g, span="job", replica_ratio=ratio) as store:
+    options = {"batch_size": 16, "fanouts": [10, 10]}
+    with GlobalStore.from_dgl(g, span="job", replica_ratio=ratio, **options) as store:
         seeds = torch.arange(dist.get_rank(), NODES, 3)
         asked = 0
         for inputs, _, blocks in _batches(store.graph, seeds, NeighborSampler([10, 10])):
@@ -302,6 +308,34 @@ def _made_ahead() -> None:
 
 def test_batches_are_made_ahead_on_all_ranks_alike(ranks: RankProcesses) -> None:
     ranks.run(_on_machines, "abc", _made_ahead)
+
+
+@pytest.mark.parametrize("ratio", [0.0, 0.01, 0.1, 0.5, 0.99, 1.0])
+def test_what_is_replicated_saves_most_for_its_bytes(ratio: float) -> None:
+    draw = np.random.default_rng(0)
+    degrees = draw.integers(0, 9, NODES)
+    indptr = np.concatenate([[0], degrees.cumsum()])
+    topology = TopologySource(indptr, np.zeros(indptr[-1], np.int64), None, NODES, torch.int64, "n")
+    rows = FeatureSource(np.zeros((NODES, 5), np.float32), "n")
+    # Many are as likely as others.
+    read, sampled = draw.integers(0, 4, NODES) / 4, draw.integers(0, 4, NODES) / 2
+    reads = Reads({"n": sampled}, {"n": read}, 1.0, 3.0)
+    shares = Shares.of({"rows": rows, "topology": topology}, reads, 3)
+    nbytes = np.concatenate([np.full(NODES, 20), 8 * degrees + 8])
+    saved = np.concatenate([read * 28, sampled * (16 + 16 * np.minimum(degrees, 3))]) / nbytes
+    first, stop = shares.bounds["n"][1:3]
+    kept = np.concatenate([part["n"] for part in shares.kept(1, ratio)])
+    assert kept[first:stop].all() and kept[NODES + first : NODES + stop].all()
+    replicated = np.concatenate([part["n"] for part in shares.kept(0, ratio)])
+    others = np.tile(np.arange(NODES) >= shares.bounds["n"][1], 2)
+    assert np.array_equal(replicated[~others], np.ones((~others).sum(), bool))
+    # Of what machines 0 and 1 own the other one has the replicas.
+    everywhere = np.where(others, replicated, kept)
+    room = ratio * nbytes.sum() - nbytes[everywhere].sum()
+    assert room >= 0
+    assert saved[everywhere].min(initial=9) >= saved[~everywhere].max(initial=0)
+    left = nbytes[~everywhere]
+    assert not len(left) or room < 2 * left.max()
 
 
 def _refused() -> None:

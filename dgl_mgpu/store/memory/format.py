@@ -5,6 +5,7 @@ Data are arrays in memory, in shared memory or mapped from files.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -184,6 +185,12 @@ class TopologySource:
     @property
     def num_edges(self) -> int:
         return len(self.indices)
+
+    def in_order(self, position: str) -> TopologySource:
+        """The same edges, whose rows are kept in another order; they are not checked again."""
+        ordered = copy.copy(self)
+        object.__setattr__(ordered, "position", position)
+        return ordered
 
     def degrees(self, rows: np.ndarray) -> np.ndarray:
         """In-degrees of ``rows``, int64."""
