@@ -82,7 +82,6 @@ class Bench:
             reads = remote_reads(store, self._batches(store, batch))
         reads = self._sum(reads)
         row_bytes = self._graph.ndata["feat"][0].nbytes
-        num_batches = options.steps * self._everyone.size
         figures = []
         for ratio in options.replica_ratio:
             with self._store(ratio, batch) as store, counted_bytes() as sent:

@@ -44,6 +44,7 @@ from dgl_mgpu.store.memory.machine import machine, prove_access, with_access
 from dgl_mgpu.store.planning import make_blueprint, reads_of
 from dgl_mgpu.store.remote import OtherMachines
 from dgl_mgpu.store.span import Bounds, plan_share
+from dgl_mgpu.utils.unused_memory import give_memory_back
 
 #: What stores are built with beside `StoreOptions`.
 _OWN_OPTIONS = ("topology", "seed", "seeds", "edges", "embeddings")
@@ -313,6 +314,7 @@ class GlobalStore:
             return content.schema, bounds
 
         schema, bounds = ranks.broadcast_from_rank0("plan the store", plan)
+        give_memory_back()  # what planning took, before the store takes its own
         store = build(blueprint, ranks, runtime)
         try:
             calibrate(store, checked, ranks)

@@ -22,7 +22,7 @@ from dgl_mgpu.store.memory.device import DeviceSegment
 from dgl_mgpu.store.memory.segment import Segment
 
 # Bytes copied at a time; building a store needs a few times this much memory beside the data.
-_CHUNK_BYTES = 32 << 20
+_CHUNK_BYTES = 8 << 20
 # Start of each array in a segment: a GPU's memory transactions are 128 bytes.
 _ALIGNMENT = 128
 
