@@ -46,6 +46,10 @@ class Content:
     #: Nodes that mini-batches start from; all of the first type where that is not known.
     seeds: Nodes
     embeddings: Specs = field(default_factory=dict)
+    #: Of a graph in parts, by node type, the first node of each part, and how often each node is
+    #: another's neighbour.
+    bounds: dict[str, list[int]] | None = None
+    degrees: dict[str, np.ndarray] | None = None
 
 
 def read_dataset(dataset: Dataset | HeteroDataset) -> Content:

@@ -41,6 +41,7 @@ from dgl_mgpu.store.hotness import degree_hotness, presample_hotness
 from dgl_mgpu.store.memory import Blueprint, Store, build
 from dgl_mgpu.store.memory.format import Source
 from dgl_mgpu.store.memory.machine import machine, prove_access, with_access
+from dgl_mgpu.store.partitioned import Partition, fetch_replicas
 from dgl_mgpu.store.planning import make_blueprint, reads_of
 from dgl_mgpu.store.remote import OtherMachines
 from dgl_mgpu.store.span import Bounds, plan_share
@@ -186,6 +187,53 @@ class GlobalStore:
         return cls._build(data, seed, edges, embeddings, options)
 
     @classmethod
+    def from_partition(cls, path: str | Path, *, seed: int = 0, **options: Any) -> GlobalStore:
+        """Store a graph that ``dgl.distributed.partition_graph`` has partitioned, over machines.
+
+        Each machine reads its own part alone, the one of its number; a store has ``span='job'``.
+        Node and edge ids are those that the partition gave them, ``orig_id`` of the graph on disk
+        has those before.  Node features are stored; edge features are not.
+
+        Collective: every rank calls it.  What is not listed here, and errors, are as for
+        :meth:`from_dgl`.
+
+        Parameters
+        ----------
+        path : str or Path
+            The JSON file of the partition, on every machine; of the parts, the machine's own has
+            to be there.  The graph has one type of nodes and of edges.
+        seed, **options
+            As for :meth:`from_dgl`.
+
+        Returns
+        -------
+        GlobalStore
+
+        Raises
+        ------
+        InvalidInputError
+            If the files cannot be read, or there are more or fewer parts than machines.
+        UnsupportedByStoreError
+            If the graph has several types of nodes or edges, or ``hotness='presample'``.
+        """
+        if options.setdefault("span", "job") != "job":
+            raise InvalidInputError(
+                "store a graph in parts",
+                f"span='{options['span']}' has a copy of the graph on each machine",
+                "use span='job', or store the whole graph by from_dgl or from_dataset",
+            )
+        ranks, machines = Communicator.of_this_machine(), Communicator.across_machines()
+
+        def read() -> StoreInput | None:
+            if ranks.rank:
+                return None
+            partition = Partition.read(Path(path), machines.rank, machines.size)
+            return StoreInput(partial(partition.content, machines), partition.facts, dict)
+
+        data = Communicator.of_all_machines().run_all("read a partition of DGL's", read)
+        return cls._build(data, seed, False, None, options)
+
+    @classmethod
     def from_graphbolt(
         cls,
         graph: Any,
@@ -307,7 +355,11 @@ class GlobalStore:
                     lambda kept, in_memory: place(
                         replace(checked, disk_path=None) if in_memory else checked, kept=kept
                     ),
+                    content.bounds,
                 )
+                if content.bounds is not None:
+                    (of_nodes,) = content.bounds.values()
+                    fetch_replicas(blueprint, of_nodes, machines)
             else:
                 blueprint = place(checked)
             blueprint = unfold_embeddings(blueprint, content.embeddings, seed)
@@ -513,10 +565,16 @@ def _hotness(
     data: Content, options: StoreOptions, seed: int, runtime: Runtime | None = None
 ) -> dict[str, np.ndarray]:
     graph = (data.schema.num_nodes, data.schema.canonical_etypes, data.sources)
-    degrees = degree_hotness(*graph)
+    degrees = degree_hotness(*graph) if data.degrees is None else data.degrees
     if options.hotness == "degree":
         return degrees
     if options.hotness == "presample":
+        if data.degrees is not None:
+            raise UnsupportedByStoreError(
+                "sample a graph in parts to see which nodes are read (store.hotness=presample)",
+                "no machine has all of its edges",
+                "use hotness='degree', or a file of counts",
+            )
         counts = presample_hotness(
             *graph, data.seeds, options.fanouts, options.batch_size, seed, runtime
         )

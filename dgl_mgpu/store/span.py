@@ -98,9 +98,15 @@ class Shares:
     in_edges: Mapping[str, Replicas]
 
     @classmethod
-    def of(cls, sources: Mapping[str, Source], reads: Reads, machines: int) -> Shares:
-        """Deal out the nodes of each type."""
-        bounds: Bounds = {}
+    def of(
+        cls,
+        sources: Mapping[str, Source],
+        reads: Reads,
+        machines: int,
+        given: Bounds | None = None,
+    ) -> Shares:
+        """Deal out the nodes of each type, unless their owners are ``given``."""
+        bounds: Bounds = dict(given or {})
         features, in_edges = {}, {}
         for ntype, read in reads.nodes.items():
             row_bytes = np.zeros(len(read))
@@ -116,10 +122,8 @@ class Shares:
                     answers += _ID_BYTES + _ID_BYTES + _EDGE_BYTES * drawn
                 else:
                     row_bytes += source.row_bytes
-            by_id = np.cumsum(row_bytes + edge_bytes)
-            total = by_id[-1] if len(by_id) else 0.0
-            inner = np.searchsorted(by_id, total * np.arange(1, machines) / machines, side="right")
-            bounds[ntype] = [0, *inner.tolist(), len(read)]
+            if ntype not in bounds:
+                bounds[ntype] = _dealt_out(row_bytes + edge_bytes, machines)
             features[ntype] = Replicas.of(read * (_ID_BYTES + row_bytes), row_bytes)
             in_edges[ntype] = Replicas.of(reads.sampled[ntype] * answers, edge_bytes)
         return cls(bounds, features, in_edges)
@@ -154,6 +158,14 @@ class Shares:
         return checksums
 
 
+def _dealt_out(nbytes: np.ndarray, machines: int) -> list[int]:
+    """The first node of each machine and the end of the last, about as many bytes each."""
+    by_id = np.cumsum(nbytes)
+    total = by_id[-1] if len(by_id) else 0.0
+    inner = np.searchsorted(by_id, total * np.arange(1, machines) / machines, side="right")
+    return [0, *inner.tolist(), len(nbytes)]
+
+
 def _replicated(parts: Sequence[Replicas], budget: float) -> list[int]:
     """How many nodes of each part are replicated within a budget of bytes."""
     # A bisection over what the last of them saves: all that saves more is there.
@@ -180,18 +192,19 @@ def plan_share(
     ratio: float | str,
     facts: Mapping[str, str],
     plan: Callable[[Kept, bool], Blueprint],
+    bounds: Bounds | None = None,
 ) -> tuple[Blueprint, Bounds]:
     """Plan this machine's share of a store, on its first rank.
 
     Collective of the machines' first ranks.  ``facts`` describe what else all machines have to be
     asked for.  ``plan(kept, in_memory)`` plans what a machine keeps, and raises PlanDoesNotFitError
     if it does not fit.  With ``ratio='auto'`` all machines have the largest share of replicas that
-    fits into the memory of each.
+    fits into the memory of each.  ``bounds`` are those of a graph whose owners are given.
 
     Raises InvalidInputError if the machines have other data or were asked for other stores, and
     PlanDoesNotFitError if the parts do not fit.
     """
-    shares = machines.run_all(_ACTION, lambda: Shares.of(sources, reads, machines.size))
+    shares = machines.run_all(_ACTION, lambda: Shares.of(sources, reads, machines.size, bounds))
     _require_same(machines, {**facts, **shares.checksums()})
     given = read_ratio("store.replica_ratio", ratio)  # type: ignore[arg-type]
 

@@ -199,7 +199,7 @@ class TopologySource:
     def edge_positions(self, first: np.ndarray, counts: np.ndarray) -> np.ndarray:
         """Places in ``indices`` of ``counts[i]`` edges from ``first[i]`` on, row by row, int64."""
         ends = np.cumsum(counts)
-        within = np.arange(int(ends[-1])) - np.repeat(ends - counts, counts)
+        within = np.arange(int(counts.sum())) - np.repeat(ends - counts, counts)
         return np.repeat(first, counts) + within
 
 
