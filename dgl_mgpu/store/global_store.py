@@ -150,8 +150,6 @@ class GlobalStore:
             If a GPU has less free memory than the plan takes.
         RankFailedError
             If another rank failed.
-        UnsupportedByStoreError
-            If embeddings are to be learned by a store over several machines.
         """
         data = None if g is None else StoreInput.from_graph(g, seeds)
         return cls._build(data, seed, edges, embeddings, options)
@@ -310,12 +308,6 @@ class GlobalStore:
         require_agreement(ranks, data, embeddings, checked, topology, seed, edges)
         machines = Communicator() if checked.span == "machine" else Communicator.across_machines()
         spans = machines.size > 1
-        if spans and embeddings:
-            raise UnsupportedByStoreError(
-                f"learn embeddings {list(embeddings)} in a store over several machines",
-                "rows that machines keep for each other are read and not written",
-                "use span='machine', or keep them in a torch.nn.Embedding of the model",
-            )
         runtime = choose_runtime(checked.device, ranks)
         access = device_infos = None
         if runtime is not None:
@@ -345,7 +337,7 @@ class GlobalStore:
             )
             bounds: Bounds = {}
             if spans:
-                facts = {**job_facts(checked, seed, edges), **data.facts()}
+                facts = {**job_facts(checked, embeddings, seed, edges), **data.facts()}
                 blueprint, bounds = plan_share(
                     machines,
                     content.sources,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import dgl
@@ -18,6 +19,7 @@ import dgl_mgpu
 from dgl_mgpu import GlobalStore
 from dgl_mgpu.comm import communicator
 from dgl_mgpu.errors import (
+    CheckpointError,
     ConfigError,
     IdOutOfRangeError,
     InvalidInputError,
@@ -213,6 +215,82 @@ def test_rows_are_sent_in_the_type_that_they_are_kept_in(ranks: RankProcesses) -
     ranks.run(_on_machines, "abc", _in_narrow_types)
 
 
+def _written(ratio: float) -> None:
+    g, rank, every = power_law(), dist.get_rank(), torch.arange(NODES)
+    with GlobalStore.from_dgl(g, span="job", replica_ratio=ratio) as store:
+        expected = g.ndata["feat"].clone()
+        draw = torch.Generator().manual_seed(7)
+        for _ in range(2):
+            # Of all ranks; some have none, and the last of those for a node counts.
+            changes = [
+                (torch.randint(NODES, (80 * number,), generator=draw), number)
+                for number in range(3)
+            ]
+            rows = torch.randn(NODES, WIDTH, generator=draw)
+            for ids, number in changes:
+                expected[ids] = rows[ids] + number
+            mine = changes[rank][0]
+            store.graph.ndata["feat"][mine] = rows[mine] + rank
+            assert torch.equal(store.gather("feat", every), expected)
+        store.graph.ndata["feat"] = rows
+        assert torch.equal(store.gather("feat", every), rows)
+        weights = torch.rand(EDGES, 2, generator=draw)
+        store.graph.edata["w"] = weights
+        assert torch.equal(store.graph.edata["w"][:], weights)
+        bad = torch.tensor([NODES]) if rank == 2 else every[:1]
+        with pytest.raises(IdOutOfRangeError if rank == 2 else RankFailedError):
+            store.graph.ndata["feat"][bad] = rows[:1]
+        assert torch.equal(store.gather("feat", every), rows)
+
+
+@pytest.mark.parametrize("ratio", [0.0, 0.3])
+def test_rows_are_written_on_all_machines(ranks: RankProcesses, ratio: float) -> None:
+    ranks.run(_on_machines, "abc", _written, ratio)
+
+
+def _learned(path: str) -> None:
+    g, rank, every = power_law(), dist.get_rank(), torch.arange(NODES)
+    spec = {"emb": dgl_mgpu.EmbeddingSpec(6, optimizer="adam")}
+    options = {"seed": 5, "span": "job", "replica_ratio": 0.3, "embeddings": spec}
+    with GlobalStore.from_dgl(g, **options) as store:
+        embedding = store.embedding("emb")
+        weight = torch.nn.Parameter(embedding(every).detach().double())
+        assert weight.unique().numel() > NODES
+        expected = torch.optim.SparseAdam([weight], lr=0.1)
+        optimizer = dgl_mgpu.SparseAdam([embedding], lr=0.1, over_ranks="sum")
+        draw = torch.Generator().manual_seed(3)
+        for _ in range(4):
+            batches = [torch.randint(NODES, (30 * n,), generator=draw) for n in range(3)]
+            factors = torch.randn(NODES, 6, generator=draw)
+            (embedding(batches[rank]) * factors[batches[rank]]).sum().backward()
+            optimizer.step()
+            ids = torch.cat(batches)
+            gradients = factors[ids].double()
+            weight.grad = torch.sparse_coo_tensor(ids[None], gradients, weight.shape).coalesce()
+            expected.step()
+            found = embedding(every).detach()
+            assert torch.allclose(found.double(), weight.detach(), atol=1e-5)
+        embedding.save(path)
+        if rank == 0:
+            with np.load(path) as saved:
+                assert np.array_equal(saved["rows"], found.numpy())
+        embedding.write(every[rank::3], torch.zeros(len(every[rank::3]), 6))
+        assert not embedding(every).any()
+        embedding.load(path)
+        assert torch.equal(embedding(every), found)
+        with pytest.raises(CheckpointError if rank == 0 else RankFailedError, match="save rows to"):
+            embedding.save(f"{path}/below-a-file")
+        assert torch.equal(embedding(every), found)
+    with GlobalStore.from_dgl(g, **options | {"span": "machine"}) as store:
+        embedding = store.embedding("emb")
+        embedding.load(path)  # as any store has written it
+        assert torch.equal(embedding(every), found) and embedding.steps == 4
+
+
+def test_rows_are_learned_on_all_machines(ranks: RankProcesses, tmp_path: Path) -> None:
+    ranks.run(_on_machines, "abc", _learned, str(tmp_path / "rows.npz"))
+
+
 def _sent(ratio: float) -> tuple[int, int]:
     """Bytes of rows that others sent, and those of all reads of rows that others own."""
     g = power_law()
@@ -356,10 +434,6 @@ def _refused() -> None:
         with error:
             _ = graph.get_node_storage("feat").view
         with error:
-            graph.ndata["feat"][nodes] = torch.zeros(5, WIDTH)
-        with error:
-            graph.ndata["feat"] = torch.zeros(NODES, WIDTH)
-        with error:
             dgl_mgpu.inference(dgl.nn.SAGEConv(WIDTH, 2, "mean"), graph, "feat")
         for options in {"num_workers": 1}, {"use_prefetch_thread": True}:
             loader = dgl.dataloading.DataLoader(graph, nodes, NeighborSampler([2]), **options)
@@ -370,8 +444,6 @@ def _refused() -> None:
             list(dgl.dataloading.DataLoader(graph, nodes, pairs))
         with pytest.raises(UnsupportedByStoreError, match="in another process"):
             pickle.dumps(store.graph.get_node_storage("feat"))
-    with pytest.raises(UnsupportedByStoreError, match=r"learn embeddings \['emb'\]"):
-        GlobalStore.from_dgl(g, span="job", embeddings={"emb": 4})
     with pytest.raises(UnsupportedByStoreError, match="GraphBolt's samplers read the edges"):
         GlobalStore.from_graphbolt(None, span="job")
     with pytest.raises(ConfigError, match=r"store\.span is none of machine, job"):
