@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import replace as with_fields
 from typing import NoReturn
@@ -35,6 +35,8 @@ from dgl_mgpu.utils.types import CanonicalEtype
 
 #: How a rank comes to a round: with what it asks for, or with an error.
 _WELL, _FAILED = 0, 1
+#: Nodes whose weights are looked at together.
+_CHECKED = 1 << 20
 #: The first of the numbers that int64 does not have.
 _TOP = 1 << 63
 
@@ -52,6 +54,14 @@ class _Missing:
     ids: torch.Tensor
     inverse: torch.Tensor
     counts: list[int]
+
+
+@dataclass(frozen=True)
+class _Edges:
+    """The edges of each type that this machine has, and weights of those types that have some."""
+
+    views: Mapping[CanonicalEtype, GraphView]
+    weights: Mapping[CanonicalEtype, RowView]
 
 
 @dataclass(frozen=True)
@@ -87,14 +97,19 @@ class _Request:
             counts_and_fanouts[num_etypes:],
         )
 
-    def sample(self, views: Sequence[GraphView], ids: torch.Tensor) -> list[SampledNeighbors]:
+    def sample(self, edges: _Edges, ids: torch.Tensor) -> list[SampledNeighbors]:
         """The edges of each type; ``ids`` has those of all types one after the other."""
         return [
             sample_neighbors(
-                view, of_type, fanout, with_fields(self.key, etype=number), replace=self.replace
+                view,
+                of_type,
+                fanout,
+                with_fields(self.key, etype=number),
+                replace=self.replace,
+                weights=edges.weights.get(etype),
             )
-            for number, (view, of_type, fanout) in enumerate(
-                zip(views, ids.split(self.counts), self.fanouts, strict=True)
+            for number, ((etype, view), of_type, fanout) in enumerate(
+                zip(edges.views.items(), ids.split(self.counts), self.fanouts, strict=True)
             )
             if len(of_type)
         ]
@@ -194,6 +209,7 @@ class OtherMachines:
 
     def sample_etype_neighbors(
         self,
+        prob: str | None,
         views: Mapping[CanonicalEtype, GraphView],
         seeds: Mapping[CanonicalEtype, torch.Tensor],
         fanouts: Mapping[CanonicalEtype, int],
@@ -202,10 +218,13 @@ class OtherMachines:
         replace: bool,
         weights: Mapping[CanonicalEtype, RowView],
     ) -> dict[CanonicalEtype, SampledNeighbors]:
-        """As :func:`dgl_mgpu.ops.sample_etype_neighbors` of the whole graph; collective."""
-        assert not weights  # GraphFeatures.weights has raised
-        what, etypes, by_type = f"sample hop {key.hop}", list(views), list(views.values())
-        none = torch.empty(0, dtype=by_type[0].idtype, device=self._device)
+        """As :func:`dgl_mgpu.ops.sample_etype_neighbors` of the whole graph; collective.
+
+        ``weights`` are those of feature ``prob``, of all edges.
+        """
+        what = f"sample hop {key.hop}" + ("" if prob is None else f" by '{prob}'")
+        etypes, edges = list(views), _Edges(views, weights)
+        none = torch.empty(0, dtype=next(iter(views.values())).idtype, device=self._device)
         with self._told(what):
             ids = [check_ids(seeds.get(etype, none), what, self._device) for etype in etypes]
             wanted = [fanout_of(fanouts, etype, what) if etype in seeds else 0 for etype in etypes]
@@ -228,19 +247,57 @@ class OtherMachines:
         here = [of_type[each.here] for of_type, each in zip(ids, missing, strict=True)]
         counts = [len(of_type) for of_type in here]
         request = _Request(key, replace, counts, wanted)
-        mine = request.sample(by_type, torch.cat(here))
         received: Received | None = None
         if is_needed:
-            answers = self._answers(by_type, asked)
-            received = self._messages.exchange(
-                what, (), torch.cat(answers), [len(answer) for answer in answers]
+            mine, received = self._answered(
+                what, lambda: (request.sample(edges, torch.cat(here)), self._answers(edges, asked))
             )
+        else:
+            mine = request.sample(edges, torch.cat(here))
         found = _joined(none, ids, missing, mine, asking, received)
-        return {etype: edges for etype, edges in zip(etypes, found, strict=True) if etype in seeds}
+        return {
+            etype: sampled for etype, sampled in zip(etypes, found, strict=True) if etype in seeds
+        }
 
-    def _answers(self, views: Sequence[GraphView], asked: Received) -> list[torch.Tensor]:
+    def check_weights(self, view: GraphView, weights: RowView) -> None:
+        """Check the weights of edges, each machine those that it has; collective.
+
+        Raises
+        ------
+        InvalidWeightError
+            If a weight is NaN, infinite or negative, or all are zero at some node.
+        RankFailedError
+            If another rank has found one.
+        """
+
+        def check() -> None:
+            position = view.position
+            nodes = torch.arange(view.num_rows, device=self._device)
+            for some in (nodes[position >= 0] if len(position) else nodes).split(_CHECKED):
+                sample_neighbors(view, some, 1, SampleKey(0), weights=weights)
+
+        self._machines.run_all("check sampling weights", check)
+
+    def _answered(
+        self, what: str, sample: Callable[[], tuple[list[SampledNeighbors], list[torch.Tensor]]]
+    ) -> tuple[list[SampledNeighbors], Received]:
+        """What is sampled here for this rank, and what others send it; all raise if one cannot."""
+        try:
+            mine, answers = sample()
+        except DGLMGPUError as error:
+            nothing = torch.empty(0, dtype=self._dtype, device=self._device)
+            self._messages.exchange(what, (_FAILED,), nothing, [0] * self._machines.size)
+            self._machines.all_gather((what, error_text(error)))
+            raise
+        lengths = [len(answer) for answer in answers]
+        received = self._messages.exchange(what, (_WELL,), torch.cat(answers), lengths)
+        if any(state != _WELL for (state,) in received.notes):
+            self._raise_unlike(what)
+        return mine, received
+
+    def _answers(self, edges: _Edges, asked: Received) -> list[torch.Tensor]:
         """What each rank asks for: numbers of edges, neighbours and edge ids, of all types."""
-        num_words = _Request.num_words(len(views))
+        num_words = _Request.num_words(len(edges.views))
         width = num_words * torch.int64.itemsize // self._dtype.itemsize
         parts = asked.data.split(asked.lengths)
         words = torch.cat([part[:width] for part in parts]).view(torch.int64).tolist()
@@ -250,13 +307,13 @@ class OtherMachines:
                 answers.append(part)
                 continue
             request, words = _Request.read(words[:num_words]), words[num_words:]
-            sampled = request.sample(views, part[width:])
+            sampled = request.sample(edges, part[width:])
             answers.append(
                 torch.cat(
                     [
-                        *(edges.indptr.diff() for edges in sampled),
-                        *(edges.neighbors for edges in sampled),
-                        *(edges.eids for edges in sampled),
+                        *(each.indptr.diff() for each in sampled),
+                        *(each.neighbors for each in sampled),
+                        *(each.eids for each in sampled),
                     ]
                 ).to(self._dtype)
             )

@@ -23,6 +23,7 @@ from dgl_mgpu.errors import (
     ConfigError,
     IdOutOfRangeError,
     InvalidInputError,
+    InvalidWeightError,
     PlanDoesNotFitError,
     RankFailedError,
     UnsupportedByStoreError,
@@ -199,6 +200,36 @@ def _of_two_types_as_one() -> None:
 
 def test_several_types_are_as_on_one_machine(ranks: RankProcesses) -> None:
     ranks.run(_on_machines, "abc", _of_two_types_as_one)
+
+
+def _by_weight() -> None:
+    g, rank = power_law(), dist.get_rank()
+    draw = torch.Generator().manual_seed(2)
+    g.edata["weight"] = torch.rand(EDGES, generator=draw)
+    g.edata["mask"] = torch.rand(EDGES, generator=draw) < 0.6
+    bad = g.edata["weight"].clone()
+    node = int(g.in_degrees().argmax())  # with edges, which one machine owns
+    bad[g.in_edges(node, form="eid")] = 0
+    g.edata["bad"] = bad
+    seeds = torch.randperm(NODES, generator=draw)[rank : 100 + rank]
+    with GlobalStore.from_dgl(g, seed=5, span="job", replica_ratio=0.05) as store:
+        for options in {"prob": "weight"}, {"prob": "weight", "replace": True}, {"mask": "mask"}:
+            sampler = NeighborSampler([4, 3], prefetch_node_feats=["feat"], **options)
+            _assert_same_batches(g, store, sampler, seeds)
+        found = store.graph.sample_neighbors(seeds, 3, prob="mask")
+        assert g.edata["mask"][found.edata[dgl.EID]].all()
+        # Of a rank's own seeds, whose in-edges are another machine's to sample.
+        with pytest.raises((InvalidWeightError, RankFailedError), match=f"node {node} have weight"):
+            store.graph.sample_neighbors(torch.tensor([node]), 3, prob="bad")
+        with pytest.raises((InvalidWeightError, RankFailedError), match=f"node {node} have weight"):
+            _batches(store.graph, seeds, NeighborSampler([3], prob="bad"))
+        with pytest.raises(InvalidInputError, match="the same in the same order"):
+            store.graph.sample_neighbors(seeds, 3, prob="weight" if rank else "mask")
+        assert torch.equal(store.gather("feat", seeds), g.ndata["feat"][seeds])
+
+
+def test_samples_by_weight_are_as_on_one_machine(ranks: RankProcesses) -> None:
+    ranks.run(_on_machines, "abc", _by_weight)
 
 
 def _in_narrow_types() -> None:
@@ -421,8 +452,6 @@ def _refused() -> None:
     error = pytest.raises(UnsupportedByStoreError, match="the job have one copy of the data")
     with GlobalStore.from_dgl(g, span="job", replica_ratio=0, edges=True) as store:
         nodes, graph = torch.arange(5), store.graph
-        with error:
-            graph.sample_blocks(nodes, [3], prob="w")
         with error:
             graph.random_walk(nodes, length=2)
         with error:
