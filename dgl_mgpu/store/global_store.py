@@ -320,7 +320,7 @@ class GlobalStore:
         def plan() -> tuple[StoreSchema, Bounds]:
             nonlocal blueprint
             assert data is not None  # as require_agreement has checked
-            content = with_ends(data.read(), edges)
+            content = with_ends(data.read(), edges, spans)
             content = with_narrow_features(content, checked.narrow_features())
             content = with_learned_rows(content, embeddings)
             planned_for = machine(topology, ranks.size, runtime, device_infos)

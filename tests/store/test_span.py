@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from dgl.dataloading import NeighborSampler, as_edge_prediction_sampler
-from dgl.dataloading.negative_sampler import PerSourceUniform as Uniform
+from dgl.dataloading.negative_sampler import GlobalUniform, PerSourceUniform
 
 import dgl_mgpu
 from dgl_mgpu import GlobalStore
@@ -230,6 +230,40 @@ def _by_weight() -> None:
 
 def test_samples_by_weight_are_as_on_one_machine(ranks: RankProcesses) -> None:
     ranks.run(_on_machines, "abc", _by_weight)
+
+
+def _of_edges() -> None:
+    g, rank = power_law(), dist.get_rank()
+    seeds = torch.arange(rank, EDGES, 50)
+    sampler = as_edge_prediction_sampler(
+        NeighborSampler([4, 3], prefetch_node_feats=["feat"]),
+        exclude="self",
+        negative_sampler=PerSourceUniform(2),
+    )
+    found = []
+    for span in "machine", "job":
+        options = {"seed": 5, "span": span, "replica_ratio": 0.1, "edges": True}
+        with GlobalStore.from_dgl(g, **options) as store:
+            torch.manual_seed(rank)
+            found.append(_batches(store.graph, seeds, sampler))
+            for _, positive, _, blocks in found[-1]:
+                eids = positive.edata[dgl.EID]
+                nodes = positive.ndata[dgl.NID]
+                for end, expected in zip(positive.edges(), g.find_edges(eids), strict=True):
+                    assert torch.equal(nodes[end], expected)
+                for block in blocks:  # without the edges that are learned
+                    assert not torch.isin(block.edata[dgl.EID], eids).any()
+                inputs = blocks[0].srcdata[dgl.NID]
+                assert torch.equal(blocks[0].srcdata["feat"], g.ndata["feat"][inputs])
+    assert len(found[0]) == len(found[1]) > 3
+    for alone, together in zip(*found, strict=True):
+        assert torch.equal(alone[0], together[0])
+        for one, other in zip(alone[1:3], together[1:3], strict=True):
+            assert all(map(torch.equal, one.edges(), other.edges()))
+
+
+def test_mini_batches_of_edges_are_as_on_one_machine(ranks: RankProcesses) -> None:
+    ranks.run(_on_machines, "abc", _of_edges)
 
 
 def _in_narrow_types() -> None:
@@ -468,11 +502,16 @@ def _refused() -> None:
             loader = dgl.dataloading.DataLoader(graph, nodes, NeighborSampler([2]), **options)
             with pytest.raises(UnsupportedByStoreError, match="num_workers=0 and use_prefetch"):
                 iter(loader)
-        pairs = as_edge_prediction_sampler(NeighborSampler([2]), negative_sampler=Uniform(1))
+        pairs = as_edge_prediction_sampler(NeighborSampler([2]), negative_sampler=GlobalUniform(1))
         with error:
             list(dgl.dataloading.DataLoader(graph, nodes, pairs))
         with pytest.raises(UnsupportedByStoreError, match="in another process"):
             pickle.dumps(store.graph.get_node_storage("feat"))
+    with (
+        GlobalStore.from_dgl(g, span="job", replica_ratio=0) as store,
+        pytest.raises(UnsupportedByStoreError, match="with edges=True"),
+    ):
+        store.graph.find_edges(nodes)
     with pytest.raises(UnsupportedByStoreError, match="GraphBolt's samplers read the edges"):
         GlobalStore.from_graphbolt(None, span="job")
     with pytest.raises(ConfigError, match=r"store\.span is none of machine, job"):
