@@ -613,11 +613,11 @@ def _trained_alike(data: str, *overrides: str) -> None:
 
 
 # The last round of training and validation has no batch for some ranks.
-@pytest.mark.parametrize("model", ["graphsage", "rgcn"])
+@pytest.mark.parametrize("model", ["model=graphsage", "model=rgcn", "model.inputs=learned"])
 def test_training_is_as_with_a_copy_on_each_machine(
     ranks: RankProcesses, data: str, model: str
 ) -> None:
-    options = data, f"model={model}", "trainer.batch_size=80", "trainer.ranks=3"
+    options = data, model, "trainer.batch_size=80", "trainer.ranks=3"
     ranks.run(_on_machines, "abc", _trained_alike, *options)
 
 
