@@ -2,7 +2,8 @@
 
 Machines share one store of a graph whose arrays are mapped from files, each a rank of this host.
 What a rank has of its own at most, while the store is built, is set beside what the store has in
-the end; pages of files, which the system takes back, are not the rank's own.
+the end; pages of files, which the system takes back, are not the rank's own.  With ``--partition``
+DGL partitions the graph first, which takes a process all of it, and a machine reads its part.
 
     torchrun --nproc-per-node=2 -m benchmarks.span_loading --out span_loading_2.json
 """
@@ -10,6 +11,8 @@ the end; pages of files, which the system takes back, are not the rank's own.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import os
 import re
 import tempfile
@@ -77,6 +80,18 @@ def write_graph(folder: Path, options: argparse.Namespace) -> None:
     np.save(folder / "label.npy", draw.integers(0, 16, options.nodes))
 
 
+def partition_graph(folder: Path, num_parts: int) -> None:
+    """As :func:`write_graph` has written it, in parts of DGL's."""
+    dataset = mapped_graph(folder)
+    csc = (torch.from_numpy(np.array(array)) for array in (dataset.indptr, dataset.indices))
+    g = dgl.graph(("csc", (*map(torch.Tensor.long, csc), torch.empty(0, dtype=torch.int64))))
+    g.ndata["feat"] = torch.from_numpy(np.array(dataset.node_features["feat"]))
+    with contextlib.redirect_stdout(io.StringIO()):
+        dgl.distributed.partition_graph(
+            g, "random", num_parts, str(folder / "parts"), part_method="random"
+        )
+
+
 def mapped_graph(folder: Path) -> dgl_mgpu.Dataset:
     """The graph, none of it in memory."""
     arrays = {
@@ -103,6 +118,9 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     """A machine's share and what building it took."""
 
     def build() -> dgl_mgpu.GlobalStore:
+        if options.partition:
+            path = folder / "parts" / "random.json"
+            return dgl_mgpu.GlobalStore.from_partition(path, replica_ratio=options.replica_ratio)
         return dgl_mgpu.GlobalStore.from_dataset(
             mapped_graph(folder), span="job", replica_ratio=options.replica_ratio
         )
@@ -114,7 +132,9 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         share = sum(store.plan.gpu_bytes) + store.plan.host_bytes
         ids = np.arange(dist.get_rank(), options.nodes, 1 + options.nodes // 1000)
         found = store.gather("feat", torch.from_numpy(ids)).numpy()
-        if not np.array_equal(found, np.load(folder / "feat.npy", mmap_mode="r")[ids]):
+        if not options.partition and not np.array_equal(
+            found, np.load(folder / "feat.npy", mmap_mode="r")[ids]
+        ):
             raise ValueError("the store has other rows than the files")
     return {"share_bytes": share, "peak_bytes": peak, "times_share": peak / share}
 
@@ -125,6 +145,7 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--degree", type=int, default=15, help="mean in-degree")
     parser.add_argument("--replica-ratio", type=float, default=0.1, help="of the bytes")
+    parser.add_argument("--partition", action="store_true", help="load parts that DGL made")
     parser.add_argument("--folder", type=Path, help="where the graph is written; removed again")
     parser.add_argument("--out", type=Path, help="write the figures here, as JSON")
     options = parser.parse_args()
@@ -136,6 +157,10 @@ def main() -> None:
         with tempfile.TemporaryDirectory(dir=options.folder) as made:
             folder = Path(everyone.broadcast_from_rank0("name a folder", lambda: made))
             everyone.broadcast_from_rank0("write a graph", lambda: write_graph(folder, options))
+            if options.partition:
+                everyone.broadcast_from_rank0(
+                    "partition the graph", lambda: partition_graph(folder, everyone.size)
+                )
             figures = everyone.all_gather(measure(folder, options))
             everyone.all_gather(None)  # all have done with it
     finally:

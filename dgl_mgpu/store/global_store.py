@@ -229,6 +229,7 @@ class GlobalStore:
             return StoreInput(partial(partition.content, machines), partition.facts, dict)
 
         data = Communicator.of_all_machines().run_all("read a partition of DGL's", read)
+        give_memory_back()  # what DGL's graph of the part took
         return cls._build(data, seed, False, None, options)
 
     @classmethod

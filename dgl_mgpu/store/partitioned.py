@@ -15,10 +15,11 @@ from typing import Any
 import dgl
 import numpy as np
 import torch
-from dgl.distributed.partition import load_partition, load_partition_feats
+from dgl.distributed.partition import load_partition
 
 from dgl_mgpu.comm.communicator import Communicator
 from dgl_mgpu.errors import InvalidInputError, UnsupportedByStoreError
+from dgl_mgpu.graph.host.files import map_tensors
 from dgl_mgpu.store.content import Content, StoreSchema
 from dgl_mgpu.store.graph_structure import node_table, topology_table
 from dgl_mgpu.store.memory import Blueprint, FeatureSource, TopologySource
@@ -131,8 +132,9 @@ class Partition:
             )
         ((ntype, runs),) = node_map.items()
         graph, _, _, _, _, _, etypes = load_partition(str(path), number, load_feats=False)
-        loaded, _ = load_partition_feats(str(path), number, load_edges=False)
-        features = {name.partition("/")[2]: rows.numpy() for name, rows in loaded.items()}
+        # Mapped, so that memory has them once, in the store.
+        tensors = map_tensors(str(path.parent / metadata[f"part-{number}"]["node_feats"]))
+        features = {name.partition("/")[2] or name: rows for name, rows in tensors.items()}
         (etype,) = etypes
         bounds = [0, *(stop for _, stop in runs)]
         return cls(
@@ -255,11 +257,19 @@ def _own_edges(graph: dgl.DGLGraph) -> tuple[np.ndarray, np.ndarray, np.ndarray]
     own = own[nodes[own].argsort()]
     indptr, sources, eids = graph.adj_tensors("csc")
     degrees = indptr[own + 1] - indptr[own]
-    ends = degrees.cumsum(0)
-    shift = (indptr[own] - ends + degrees).repeat_interleave(degrees)
-    places = torch.arange(len(shift)) + shift
+    num_edges = int(degrees.sum())
+    places: torch.Tensor | slice = slice(num_edges)
+    if not torch.equal(own, torch.arange(len(own))):  # they are not the first ones
+        shift = (indptr[own] - degrees.cumsum(0) + degrees).repeat_interleave(degrees)
+        places = torch.arange(num_edges) + shift
     return (
         degrees.numpy(),
-        nodes[sources[places]].numpy(),
-        graph.edata[dgl.EID][eids[places]].numpy(),
+        _narrow(nodes)[sources[places]].numpy(),
+        _narrow(graph.edata[dgl.EID])[eids[places]].numpy(),
     )
+
+
+def _narrow(ids: torch.Tensor) -> torch.Tensor:
+    """Ids in half the memory where they fit."""
+    largest = int(ids.max()) if len(ids) else 0
+    return ids.int() if largest <= torch.iinfo(torch.int32).max else ids

@@ -15,6 +15,7 @@ from dgl.dataloading import NeighborSampler
 
 from dgl_mgpu import GlobalStore
 from dgl_mgpu.errors import InvalidInputError, RankFailedError, UnsupportedByStoreError
+from dgl_mgpu.graph.host.files import map_tensors
 from tests.ranks import RankProcesses
 from tests.store.test_span import NODES, _batches, _on_machines, of_two_types, power_law
 
@@ -114,3 +115,21 @@ def test_what_cannot_be_read_is_told(
     other, _, _ = _partition(power_law(), tmp_path / "other", 2)
     several, _, _ = _partition(of_two_types().long(), tmp_path / "several", 3)
     ranks.run(_on_machines, "abc", _refused, parts[0], str(other), str(several))
+
+
+def test_mapped_tensors_are_those_of_dgl(tmp_path: Path) -> None:
+    path = str(tmp_path / "t.dgl")
+    tensors = {
+        "_N/feat": torch.randn(7, 3),
+        "_N/is": torch.rand(5) < 0.5,
+        "n": torch.arange(4),
+        "none": torch.empty(0, 3),
+    }
+    dgl.data.save_tensors(path, tensors)
+    found, expected = map_tensors(path), dgl.data.load_tensors(path)
+    assert found.keys() == expected.keys()
+    for name, rows in found.items():
+        assert torch.equal(torch.tensor(rows), expected[name])
+    Path(path).write_bytes(Path(path).read_bytes()[:-2])
+    with pytest.raises(dgl.DGLError, match="ends too early"):
+        map_tensors(path)
