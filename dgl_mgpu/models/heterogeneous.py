@@ -67,7 +67,10 @@ class InputRows(nn.Module):
                 if of_features != width
             }
         )
-        self.embeddings = nn.ModuleDict(inputs.embeddings)
+        # In the order in which they are looked up.
+        self.embeddings = nn.ModuleDict(
+            {of: inputs.embeddings[of] for of in inputs.ntypes if of in inputs.embeddings}
+        )
 
     def forward(self, inputs: Mapping[str, Any], dtype: torch.dtype) -> dict[str, torch.Tensor]:
         """Rows by node type, each of shape (nodes, width), from ``"feat"`` and ids ``dgl.NID``."""

@@ -152,13 +152,15 @@ def _start_pass(loader: Any, dgls: Callable[[Any], Any], slots: BatchSlots | Non
     if loader.device.type == "cuda":
         _run_backward_here()
     side_stream = side_stream_of(loader.device) if _may_prefetch(loader) else None
-    if side_stream is not None and side_stream.is_full:
+    in_lockstep = getattr(shared, "spans_machines", False)
+    if side_stream is not None and side_stream.is_full and not in_lockstep:
         side_stream = None
     return Prefetcher(
         Batches(loader, dgls, slots),
         side_stream,
         DEPTH,
         _tuners.setdefault(loader, PrefetchTuner()),
+        in_lockstep=in_lockstep,
     )
 
 
@@ -204,8 +206,6 @@ def _may_prefetch(loader: Any) -> bool:
     caches = loader.graph._gpu_caches
     return (
         os.environ.get("DGL_MGPU_PREFETCH") != "0"
-        # Ranks would make batches ahead at different places between their other collectives.
-        and not getattr(loader.graph, "spans_machines", False)
         and (loader.graph.device == loader.device or is_pinned(loader))
         and not loader.use_alternate_streams  # which is how the script wants it
         # Other code may depend on anything, unless it declares that it does not.

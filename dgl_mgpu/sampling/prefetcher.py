@@ -139,6 +139,10 @@ class Prefetcher(Iterator[Batch]):
     and prefetching ends; likewise if memory runs out.  What making a batch raises is raised when
     that batch is due.
 
+    With ``in_lockstep`` other ranks take part in making a batch.  Then what is made when depends on
+    nothing that differs between ranks: batches are prefetched whether the GPU is idle or not, and
+    one for which there is no memory is an error.
+
     Without a ``side_stream``, batches are made on demand.  ``depth`` batches are prefetched, and
     ``tuner`` is that of earlier passes over the same loader.
     """
@@ -149,6 +153,8 @@ class Prefetcher(Iterator[Batch]):
         side_stream: SideStream | None,
         depth: int,
         tuner: PrefetchTuner | None = None,
+        *,
+        in_lockstep: bool = False,
     ) -> None:
         self._queue: deque[_Entry[Batch]] = deque()
         #: The batch after those in the queue, if its sampling has started on the side stream.
@@ -156,6 +162,7 @@ class Prefetcher(Iterator[Batch]):
         #: Whether there is memory for its samples beside a batch.
         self._starts_early = True
         self._source, self._side_stream, self._depth = source, side_stream, depth
+        self._in_lockstep = in_lockstep
         #: Threads may share a pass; each batch goes to one of them.
         self._lock = threading.Lock()
         self._num_taken = 0
@@ -215,8 +222,9 @@ class Prefetcher(Iterator[Batch]):
         if is_first:
             self._dependencies = self._source.dependencies()
         before, self._queued = self._queued, queued
-        is_idle = is_unprefetched or queued.query()
-        self._tuner.after_step(is_idle)
+        is_idle = not self._in_lockstep and (is_unprefetched or queued.query())
+        if not self._in_lockstep:
+            self._tuner.after_step(is_idle)
         if is_idle and (self._tuner.is_on_demand or is_first):
             if not is_first and self._started is None and not self._queue:
                 # The idle GPU samples it while the script queues its work.
@@ -251,8 +259,9 @@ class Prefetcher(Iterator[Batch]):
             try:
                 if entry.error is None:
                     entry.batch = self._made(entry)
-            except torch.OutOfMemoryError:
-                is_full = True
+            except torch.OutOfMemoryError as error:
+                is_full = not self._in_lockstep
+                entry.error = None if is_full else error
             except Exception as error:
                 # Kept also if the batch is made again: it may tell of other work on the GPU.
                 entry.error = error
@@ -272,7 +281,7 @@ class Prefetcher(Iterator[Batch]):
         try:
             return self._source.make(entry.number, entry.seeds, entry.future)
         except torch.OutOfMemoryError:
-            if self._started is None or self._started.future is None:
+            if self._in_lockstep or self._started is None or self._started.future is None:
                 raise
         # Samples in flight take as much as the largest sample: start no more of them early.
         self._started.future = entry.future = None

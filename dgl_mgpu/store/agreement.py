@@ -98,14 +98,21 @@ def require_agreement(
         require_same(_ACTION, ranks.all_gather(checksums), _SAME_DATA)
 
 
-def job_facts(options: StoreOptions, seed: int, edges: bool) -> Facts:
+def job_facts(
+    options: StoreOptions, embeddings: Embeddings | None, seed: int, edges: bool
+) -> Facts:
     """Facts of a store that spans machines which all of them have to be asked for alike.
 
     They may differ in their memory and GPUs.
     """
     facts = _option_facts(options, "")
     alike = "span", "replica_ratio", "hotness", "feature_dtypes"
-    return {**{name: facts[name] for name in alike}, "seed": str(seed), "edges": str(bool(edges))}
+    return {
+        **{name: facts[name] for name in alike},
+        **dict(_embedding_facts(embeddings or {})),
+        "seed": str(seed),
+        "edges": str(bool(edges)),
+    }
 
 
 def require_same(

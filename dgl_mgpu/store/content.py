@@ -46,6 +46,10 @@ class Content:
     #: Nodes that mini-batches start from; all of the first type where that is not known.
     seeds: Nodes
     embeddings: Specs = field(default_factory=dict)
+    #: Of a graph in parts, by node type, the first node of each part, and how often each node is
+    #: another's neighbour.
+    bounds: dict[str, list[int]] | None = None
+    degrees: dict[str, np.ndarray] | None = None
 
 
 def read_dataset(dataset: Dataset | HeteroDataset) -> Content:
@@ -170,12 +174,15 @@ def _are_positions(eids: torch.Tensor) -> bool:
     )
 
 
-def with_ends(data: Content, edges: bool) -> Content:
-    """The same with tables of ends for edges whose ids are not their positions, if ``edges``."""
+def with_ends(data: Content, edges: bool, spans: bool) -> Content:
+    """The same with tables of ends, if ``edges``, for edges whose ids are not their positions.
+
+    Of a store that ``spans`` machines, none of which has all edges, for all.
+    """
     sources = dict(data.sources)
     for etype in data.schema.canonical_etypes if edges else ():
         topology = sources[topology_table(etype)]
-        if isinstance(topology, TopologySource) and topology.eids is not None:
+        if isinstance(topology, TopologySource) and (spans or topology.eids is not None):
             sources[ends_table(etype)] = FeatureSource(ends_of(topology))
     return replace(data, sources=sources)
 

@@ -74,7 +74,7 @@ class EdgeSampler:
             induced[etype], ends[etype] = none, Ends(none, none)
             if etype in by_etype:
                 action = f"take edges of type {etype}"
-                count = structure.view(etype).num_edges
+                count = structure.num_edges(etype)
                 induced[etype] = structure.checked_ids(by_etype[etype], count, action, "edge")
                 ends[etype] = Ends(*self.edges.find_edges(induced[etype], etype))
         self.batch_keys.start_edges({":".join(etype): induced[etype] for etype in by_etype})

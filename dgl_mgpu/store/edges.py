@@ -82,19 +82,25 @@ class EdgeQueries:
         IdOutOfRangeError
             Of ids on a GPU by a later call, as :func:`dgl_mgpu.ops.gather_rows` says.
         UnsupportedByStoreError
-            If edges have ids of their own, and the store was built without ``edges=True``.
+            If edges have ids of their own, or are on several machines, and the store was built
+            without ``edges=True``.
         """
         full = self._structure.to_canonical_etype(etype)
-        view = self._structure.view(full)
         eids = self._structure.checked_ids(
-            eid, view.num_edges, f"find edges of type {full}", "edge"
+            eid, self._structure.num_edges(full), f"find edges of type {full}", "edge"
         )
         table = self._store.tables.get(ends_table(full))
         if table is not None:
             assert isinstance(table.view, RowView)
             ends = gather_rows(table.view, eids)
             return Ends(ends[:, 0].contiguous(), ends[:, 1].contiguous())
-        edge_ids = self._structure.edge_id_format(full)
+        if self._structure.others is not None:
+            raise UnsupportedByStoreError(
+                f"find edges of type {full} by their ids",
+                "each machine of the job has a part of them, and the store has no table of ends",
+                "build it with edges=True, for which each machine takes two ids for every edge",
+            )
+        view, edge_ids = self._structure.view(full), self._structure.edge_id_format(full)
         if edge_ids is EdgeIds.STORED:
             raise UnsupportedByStoreError(
                 f"find edges of type {full} by their ids",

@@ -199,11 +199,7 @@ class TableStorage(FeatureStorage):
             disk.
         IdOutOfRangeError, StoreClosedError, RankFailedError
             As :func:`dgl_mgpu.store.row_updates.write_rows`.
-        UnsupportedByStoreError
-            If other machines have some of the rows.
         """
-        if self._remote is not None:
-            raise spread_over_machines(f"replace rows of feature '{self._name}'")
         rows = torch.as_tensor(rows)
         if isinstance(indices, Integral):
             indices, rows = [int(indices)], rows if rows.dim() == 0 else rows[None]

@@ -18,6 +18,7 @@ from dgl_mgpu.config.store_options import StoreOptions
 from dgl_mgpu.data import Dataset, HeteroDataset
 from dgl_mgpu.errors import ConfigError, InvalidInputError, UnsupportedByStoreError, nearest
 from dgl_mgpu.machine.shared_memory import SharedMemory
+from dgl_mgpu.ops.view import GraphView
 from dgl_mgpu.placement import Plan, expected_reads, load_accesses
 from dgl_mgpu.store.accesses import Accesses
 from dgl_mgpu.store.agreement import StoreInput, job_facts, require_agreement, require_same
@@ -40,9 +41,11 @@ from dgl_mgpu.store.hotness import degree_hotness, presample_hotness
 from dgl_mgpu.store.memory import Blueprint, Store, build
 from dgl_mgpu.store.memory.format import Source
 from dgl_mgpu.store.memory.machine import machine, prove_access, with_access
-from dgl_mgpu.store.planning import make_blueprint
+from dgl_mgpu.store.partitioned import Partition, fetch_replicas
+from dgl_mgpu.store.planning import make_blueprint, reads_of
 from dgl_mgpu.store.remote import OtherMachines
 from dgl_mgpu.store.span import Bounds, plan_share
+from dgl_mgpu.utils.unused_memory import give_memory_back
 
 #: What stores are built with beside `StoreOptions`.
 _OWN_OPTIONS = ("topology", "seed", "seeds", "edges", "embeddings")
@@ -147,8 +150,6 @@ class GlobalStore:
             If a GPU has less free memory than the plan takes.
         RankFailedError
             If another rank failed.
-        UnsupportedByStoreError
-            If embeddings are to be learned by a store over several machines.
         """
         data = None if g is None else StoreInput.from_graph(g, seeds)
         return cls._build(data, seed, edges, embeddings, options)
@@ -182,6 +183,54 @@ class GlobalStore:
         """
         data = None if dataset is None else StoreInput.from_dataset(dataset)
         return cls._build(data, seed, edges, embeddings, options)
+
+    @classmethod
+    def from_partition(cls, path: str | Path, *, seed: int = 0, **options: Any) -> GlobalStore:
+        """Store a graph that ``dgl.distributed.partition_graph`` has partitioned, over machines.
+
+        Each machine reads its own part alone, the one of its number; a store has ``span='job'``.
+        Node and edge ids are those that the partition gave them, ``orig_id`` of the graph on disk
+        has those before.  Node features are stored; edge features are not.
+
+        Collective: every rank calls it.  What is not listed here, and errors, are as for
+        :meth:`from_dgl`.
+
+        Parameters
+        ----------
+        path : str or Path
+            The JSON file of the partition, on every machine; of the parts, the machine's own has
+            to be there.  The graph has one type of nodes and of edges.
+        seed, **options
+            As for :meth:`from_dgl`.
+
+        Returns
+        -------
+        GlobalStore
+
+        Raises
+        ------
+        InvalidInputError
+            If the files cannot be read, or there are more or fewer parts than machines.
+        UnsupportedByStoreError
+            If the graph has several types of nodes or edges, or ``hotness='presample'``.
+        """
+        if options.setdefault("span", "job") != "job":
+            raise InvalidInputError(
+                "store a graph in parts",
+                f"span='{options['span']}' has a copy of the graph on each machine",
+                "use span='job', or store the whole graph by from_dgl or from_dataset",
+            )
+        ranks, machines = Communicator.of_this_machine(), Communicator.across_machines()
+
+        def read() -> StoreInput | None:
+            if ranks.rank:
+                return None
+            partition = Partition.read(Path(path), machines.rank, machines.size)
+            return StoreInput(partial(partition.content, machines), partition.facts, dict)
+
+        data = Communicator.of_all_machines().run_all("read a partition of DGL's", read)
+        give_memory_back()  # what DGL's graph of the part took
+        return cls._build(data, seed, False, None, options)
 
     @classmethod
     def from_graphbolt(
@@ -260,12 +309,6 @@ class GlobalStore:
         require_agreement(ranks, data, embeddings, checked, topology, seed, edges)
         machines = Communicator() if checked.span == "machine" else Communicator.across_machines()
         spans = machines.size > 1
-        if spans and embeddings:
-            raise UnsupportedByStoreError(
-                f"learn embeddings {list(embeddings)} in a store over several machines",
-                "rows that machines keep for each other are read and not written",
-                "use span='machine', or keep them in a torch.nn.Embedding of the model",
-            )
         runtime = choose_runtime(checked.device, ranks)
         access = device_infos = None
         if runtime is not None:
@@ -278,7 +321,7 @@ class GlobalStore:
         def plan() -> tuple[StoreSchema, Bounds]:
             nonlocal blueprint
             assert data is not None  # as require_agreement has checked
-            content = with_ends(data.read(), edges)
+            content = with_ends(data.read(), edges, spans)
             content = with_narrow_features(content, checked.narrow_features())
             content = with_learned_rows(content, embeddings)
             planned_for = machine(topology, ranks.size, runtime, device_infos)
@@ -295,30 +338,40 @@ class GlobalStore:
             )
             bounds: Bounds = {}
             if spans:
-                facts = {**job_facts(checked, seed, edges), **data.facts()}
+                facts = {**job_facts(checked, embeddings, seed, edges), **data.facts()}
                 blueprint, bounds = plan_share(
                     machines,
                     content.sources,
-                    hotness,
+                    reads_of(content.sources, hotness, checked),
                     checked.replica_ratio,
                     facts,
                     lambda kept, in_memory: place(
                         replace(checked, disk_path=None) if in_memory else checked, kept=kept
                     ),
+                    content.bounds,
                 )
+                if content.bounds is not None:
+                    (of_nodes,) = content.bounds.values()
+                    fetch_replicas(blueprint, of_nodes, machines)
             else:
                 blueprint = place(checked)
             blueprint = unfold_embeddings(blueprint, content.embeddings, seed)
             return content.schema, bounds
 
         schema, bounds = ranks.broadcast_from_rank0("plan the store", plan)
+        give_memory_back()  # what planning took, before the store takes its own
         store = build(blueprint, ranks, runtime)
         try:
             calibrate(store, checked, ranks)
         except BaseException:
             store.close()
             raise
-        others = OtherMachines(machines, bounds, store.device) if spans else None
+        others = None
+        if spans:
+            views = [table.view for table in store.tables.values()]
+            num_edges = (view.num_edges for view in views if isinstance(view, GraphView))
+            most = max(*schema.num_nodes.values(), *num_edges)
+            others = OtherMachines(machines, bounds, most, store.device)
         return cls(store, schema, seed, others)
 
     def count_accesses(self) -> Accesses:
@@ -505,10 +558,16 @@ def _hotness(
     data: Content, options: StoreOptions, seed: int, runtime: Runtime | None = None
 ) -> dict[str, np.ndarray]:
     graph = (data.schema.num_nodes, data.schema.canonical_etypes, data.sources)
-    degrees = degree_hotness(*graph)
+    degrees = degree_hotness(*graph) if data.degrees is None else data.degrees
     if options.hotness == "degree":
         return degrees
     if options.hotness == "presample":
+        if data.degrees is not None:
+            raise UnsupportedByStoreError(
+                "sample a graph in parts to see which nodes are read (store.hotness=presample)",
+                "no machine has all of its edges",
+                "use hotness='degree', or a file of counts",
+            )
         counts = presample_hotness(
             *graph, data.seeds, options.fanouts, options.batch_size, seed, runtime
         )

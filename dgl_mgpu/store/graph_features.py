@@ -22,7 +22,6 @@ from dgl_mgpu.store.graph_structure import (
     edge_table,
     feature_of,
     node_table,
-    spread_over_machines,
 )
 from dgl_mgpu.store.lazy_rows import LazyColumn, LazyColumns, NodeOrEdgeType
 from dgl_mgpu.store.memory import Store, Table
@@ -197,11 +196,8 @@ class GraphFeatures:
     def weights(self, etype: CanonicalEtype, prob: str) -> RowView | None:
         """Edge feature ``prob`` of a type as weights; None, as in DGL, for a type without it.
 
-        Raises UnknownFeatureError if the graph's only edge type does not have it, and
-        UnsupportedByStoreError if other machines have some of the edges.
+        Raises UnknownFeatureError if the graph's only edge type does not have it.
         """
-        if self._structure.others is not None:
-            raise spread_over_machines(f"sample edges by feature '{prob}'")
         table = self._store.tables.get(edge_table(etype, prob))
         if table is None:
             if self._structure.is_homogeneous:
@@ -223,6 +219,8 @@ class GraphFeatures:
     def check_weights(self, prob: str) -> None:
         """Check edge feature ``prob`` of the whole graph as sampling weights, once.
 
+        Collective where other machines have some of the edges: each checks those that it has.
+
         Raises
         ------
         InvalidWeightError
@@ -231,8 +229,12 @@ class GraphFeatures:
         versions = [table.version for table in self.weight_tables(prob)]
         if self._valid_weights.get(prob) == versions:
             return
+        others = self._structure.others
         for etype, weights in self.weights_by_etype(prob).items():
-            check_weights(self._structure.view(etype), weights)
+            if others is None:
+                check_weights(self._structure.view(etype), weights)
+            else:
+                others.check_weights(self._structure.views()[etype], weights)
         self._valid_weights[prob] = versions
 
     def weight_tables(self, prob: str) -> list[Table]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import replace as with_fields
+from functools import partial
 from typing import Any
 
 import dgl
@@ -103,7 +104,7 @@ class StoreSampler:
             replace,
             self.features.weights_by_etype(prob),
             self._excluded(exclude_edges),
-            self._sample_etypes,
+            self._sample_etypes(prob),
         )
         edges = {
             etype: (sample.neighbors, destinations(seeds[etype[2]], sample, structure))
@@ -282,18 +283,22 @@ class StoreSampler:
             return sample_hops_async(*arguments, replace=replace, weights=weights)
         # No operator excludes edges or asks other machines: the hops are sampled one by one when
         # they are awaited.
-        sample = self._sample_etypes
+        sample = self._sample_etypes(prob)
         return SampleFuture(
             lambda: _sample_hop_by_hop(
                 excluded, sample, *arguments, replace=replace, weights=weights
             )
         )
 
-    @property
-    def _sample_etypes(self) -> Callable[..., dict[CanonicalEtype, SampledNeighbors]]:
-        """Samples the edges of each type, with the parameters of `sample_etype_neighbors`."""
+    def _sample_etypes(
+        self, prob: str | None
+    ) -> Callable[..., dict[CanonicalEtype, SampledNeighbors]]:
+        """Samples the edges of each type, with the parameters of `sample_etype_neighbors`, of
+        weights by feature ``prob``."""
         others = self.structure.others
-        return sample_etype_neighbors if others is None else others.sample_etype_neighbors
+        if others is None:
+            return sample_etype_neighbors
+        return partial(others.sample_etype_neighbors, prob)
 
     def _excluded(self, edges: Edges | None) -> dict[CanonicalEtype, IdFilter]:
         """Filters of the edges to leave out, by edge type."""

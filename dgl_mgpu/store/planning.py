@@ -19,6 +19,7 @@ from dgl_mgpu.store.memory.format import FeatureSource, Source, TopologySource
 from dgl_mgpu.store.memory.machine import restrict_links
 from dgl_mgpu.store.memory.table import position_dtype
 from dgl_mgpu.store.memory.tables import Blueprint
+from dgl_mgpu.store.span import Kept
 
 _TO_DISK = "give a folder for the rest as store.disk_path"
 _GPU_MEMORY, _STAGING = "store.gpu_memory", "store.staging_memory"
@@ -32,33 +33,55 @@ def make_blueprint(
     *,
     on_gpus: bool = False,
     shared: SharedMemory | None = None,
-    kept: Mapping[str, np.ndarray] | None = None,
+    kept: Kept | None = None,
 ) -> Blueprint:
     """Order rows by hotness and solve the placement.
 
     ``hotness`` has the expected accesses of each row id, for each order that a source names;
     ``topology`` one GPU for each rank, which with ``on_gpus`` has to hold the orders, too.
-    ``kept`` says of each order which rows this machine keeps, by their ids; all by default.  Raises
+    ``kept`` says of a store of several machines what this one keeps; all by default.  Raises
     ConfigError, PlanDoesNotFitError or UnreachableError.
     """
     orders = {name: order_by_hotness(counts).order for name, counts in hotness.items()}
+    reads = reads_of(sources, hotness, options)
+    rows = [len(counts) for counts in hotness.values()]
+    stored = dict(sources)
     if kept is not None:
-        orders = {name: order[kept[name][order]] for name, order in orders.items()}
+        # The in-edges of a type have an order of their own: of other nodes than its features have.
+        hottest = orders
+        orders = {ntype: order[kept.features[ntype][order]] for ntype, order in hottest.items()}
+        for name, source in sources.items():
+            if isinstance(source, TopologySource):
+                of_edges = _in_edges_order(source.position)
+                stored[name] = source.in_order(of_edges)
+                order = hottest[source.position]
+                orders[of_edges] = order[kept.in_edges[source.position][order]]
+        rows += rows  # of features and of in-edges
+        if shared is not None:  # positions tell which rows are here
+            shared = replace(shared, room=max(0, shared.room - _order_bytes(rows)))
+    specs = [
+        _spec(name, source, reads, orders.get(stored[name].position))
+        for name, source in sources.items()
+    ]
+    disk_path = None if options.disk_path is None else Path(options.disk_path)
+    plan = plan_tables(specs, topology, options, rows, on_gpus=on_gpus, shared=shared)
+    return Blueprint(stored, orders, plan, disk_path, _staging_bytes(options, rows))
+
+
+def reads_of(
+    sources: Mapping[str, Source], hotness: Mapping[str, np.ndarray], options: StoreOptions
+) -> Reads:
+    """What a mini-batch is expected to read of a graph, by the hotness of its nodes."""
     topologies = [
         Degrees(source.position, np.diff(source.indptr))
         for source in sources.values()
         if isinstance(source, TopologySource)
     ]
-    reads = options.reads(hotness, topologies)
-    specs = [
-        _spec(name, source, reads, orders.get(source.position)) for name, source in sources.items()
-    ]
-    disk_path = None if options.disk_path is None else Path(options.disk_path)
-    rows = [len(counts) for counts in hotness.values()]
-    if kept is not None and shared is not None:  # positions tell which rows are here
-        shared = replace(shared, room=max(0, shared.room - _order_bytes(rows)))
-    plan = plan_tables(specs, topology, options, rows, on_gpus=on_gpus, shared=shared)
-    return Blueprint(sources, orders, plan, disk_path, _staging_bytes(options, rows))
+    return options.reads(hotness, topologies)
+
+
+def _in_edges_order(ntype: str) -> str:
+    return f"in-edges of {ntype}"
 
 
 def plan_tables(

@@ -9,6 +9,8 @@ current at the call), it read unchanged.
 Changes are made in the order of ranks and, within a rank, as they come, so that copies stay equal
 bit for bit, and n ranks do what one would with all their changes.
 
+Of a store over several machines each changes the rows that it keeps.
+
 A rank that makes no change where others do keeps them waiting; ranks that make different ones, of
 another table or with another learning rate, are told so.
 """
@@ -229,7 +231,7 @@ class _Changes:
     def of_all_ranks(
         self, ids: torch.Tensor, values: torch.Tensor, kind: Rule | str
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The ids (int64) and values of all ranks, one rank after the other.
+        """The ids (int64) and values of all ranks, one rank after the other, of rows that are here.
 
         When it returns, every rank has read what it asked for before, and all make a change of
         this ``kind``.
@@ -252,7 +254,11 @@ class _Changes:
                     "change the same tables in the same order on all ranks, in the same way",
                 )
         every_id, every_value = self._ranks.all_gather_cat(self._action, mine)
-        return every_id, every_value
+        view, table = _row_view(self._tables[0], self._action), self._tables[0]
+        if table.keeps_all_rows:
+            return every_id, every_value
+        is_here = view.position[every_id] >= 0  # others are on other machines
+        return every_id[is_here], every_value[is_here]
 
     def make(self, change: Callable[[], None]) -> None:
         """Run the change; when it returns, every rank has made its part."""

@@ -95,9 +95,9 @@ class NumberSource:
         self.log.append(("hands over", made))
 
 
-def over(side_stream, depth=1, **options):
+def over(side_stream, depth=1, in_lockstep=False, **options):
     source = NumberSource(side_stream, **options)
-    return source, Prefetcher(source, side_stream, depth)
+    return source, Prefetcher(source, side_stream, depth, in_lockstep=in_lockstep)
 
 
 def made(log, where):
@@ -506,3 +506,31 @@ def test_batches_that_are_given_up_are_waited_for_and_freed():
     finally:
         gc.enable()
     assert side_stream.log[-1] == ("host waits", last)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_in_lockstep_batches_are_made_at_the_same_places_whatever_the_gpu_does(depth):
+    """As other ranks take part, whose GPUs are at work or not."""
+    logs = []
+    for idle in ({0, 1, 2, 3, 4, 5}, set(), {1, 2, 5}):
+        side_stream = HostStream()
+        source, batches = over(side_stream, depth, in_lockstep=True, count=20)
+        source.clock.seconds = {"ahead": 1.0 + 5 * len(idle), "here": 1.0}
+        for number in range(20):
+            side_stream.is_idle = number % 6 in idle
+            assert next(batches).number == number
+            side_stream.log.append(("has", number))
+        logs.append([entry for entry in side_stream.log if isinstance(entry[1], int)])
+        assert made(side_stream.log, "here") == [0]
+    assert all(log == logs[0] for log in logs)
+
+
+def test_in_lockstep_no_batch_is_made_again_for_want_of_memory():
+    side_stream = HostStream()
+    full = torch.OutOfMemoryError("full")
+    _, batches = over(side_stream, in_lockstep=True, fails={2: [full]})
+    found = [next(batches).number, next(batches).number]
+    with pytest.raises(torch.OutOfMemoryError, match="full"):
+        next(batches)
+    assert [*found, *(batch.number for batch in batches)] == [0, 1, 3, 4, 5]
+    assert made(side_stream.log, "ahead") == [1, 2, 3, 4, 5] and not side_stream.is_full

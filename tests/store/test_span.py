@@ -4,30 +4,39 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import dgl
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 from dgl.dataloading import NeighborSampler, as_edge_prediction_sampler
-from dgl.dataloading.negative_sampler import PerSourceUniform as Uniform
+from dgl.dataloading.negative_sampler import GlobalUniform, PerSourceUniform
 
 import dgl_mgpu
 from dgl_mgpu import GlobalStore
 from dgl_mgpu.comm import communicator
 from dgl_mgpu.errors import (
+    CheckpointError,
     ConfigError,
     IdOutOfRangeError,
     InvalidInputError,
+    InvalidWeightError,
     PlanDoesNotFitError,
     RankFailedError,
     UnsupportedByStoreError,
 )
+from dgl_mgpu.placement import Reads
+from dgl_mgpu.sampling import dataloading
 from dgl_mgpu.store.graph import StoreGraph
+from dgl_mgpu.store.memory import FeatureSource, TopologySource
+from dgl_mgpu.store.span import Shares
 from dgl_mgpu.train.compose import compose
 from dgl_mgpu.train.minibatch.run import make_trainer
 from tests.ranks import RankProcesses
+from tests.sampling.side_streams import HostStream
 from tests.train.jobs import SMALL
 
 NODES, EDGES, WIDTH = 600, 6_000, 16
@@ -152,8 +161,9 @@ def test_three_machines_are_as_one(ranks: RankProcesses, ratio: Any, least: int,
 
 
 def _with_little_memory() -> int:
-    # Beside its part a machine has room for some replicas.
-    return _as_one_machine("auto", gpu_memory=1024, host_memory=110_000)
+    # Beside its part a machine has room for some replicas; of features, as hops are few.
+    batches = {"batch_size": 16, "fanouts": [5]}
+    return _as_one_machine("auto", gpu_memory=1024, host_memory=110_000, **batches)
 
 
 def test_replicas_take_the_memory_that_there_is(ranks: RankProcesses) -> None:
@@ -192,6 +202,70 @@ def test_several_types_are_as_on_one_machine(ranks: RankProcesses) -> None:
     ranks.run(_on_machines, "abc", _of_two_types_as_one)
 
 
+def _by_weight() -> None:
+    g, rank = power_law(), dist.get_rank()
+    draw = torch.Generator().manual_seed(2)
+    g.edata["weight"] = torch.rand(EDGES, generator=draw)
+    g.edata["mask"] = torch.rand(EDGES, generator=draw) < 0.6
+    bad = g.edata["weight"].clone()
+    node = int(g.in_degrees().argmax())  # with edges, which one machine owns
+    bad[g.in_edges(node, form="eid")] = 0
+    g.edata["bad"] = bad
+    seeds = torch.randperm(NODES, generator=draw)[rank : 100 + rank]
+    with GlobalStore.from_dgl(g, seed=5, span="job", replica_ratio=0.05) as store:
+        for options in {"prob": "weight"}, {"prob": "weight", "replace": True}, {"mask": "mask"}:
+            sampler = NeighborSampler([4, 3], prefetch_node_feats=["feat"], **options)
+            _assert_same_batches(g, store, sampler, seeds)
+        found = store.graph.sample_neighbors(seeds, 3, prob="mask")
+        assert g.edata["mask"][found.edata[dgl.EID]].all()
+        # Of a rank's own seeds, whose in-edges are another machine's to sample.
+        with pytest.raises((InvalidWeightError, RankFailedError), match=f"node {node} have weight"):
+            store.graph.sample_neighbors(torch.tensor([node]), 3, prob="bad")
+        with pytest.raises((InvalidWeightError, RankFailedError), match=f"node {node} have weight"):
+            _batches(store.graph, seeds, NeighborSampler([3], prob="bad"))
+        with pytest.raises(InvalidInputError, match="the same in the same order"):
+            store.graph.sample_neighbors(seeds, 3, prob="weight" if rank else "mask")
+        assert torch.equal(store.gather("feat", seeds), g.ndata["feat"][seeds])
+
+
+def test_samples_by_weight_are_as_on_one_machine(ranks: RankProcesses) -> None:
+    ranks.run(_on_machines, "abc", _by_weight)
+
+
+def _of_edges() -> None:
+    g, rank = power_law(), dist.get_rank()
+    seeds = torch.arange(rank, EDGES, 50)
+    sampler = as_edge_prediction_sampler(
+        NeighborSampler([4, 3], prefetch_node_feats=["feat"]),
+        exclude="self",
+        negative_sampler=PerSourceUniform(2),
+    )
+    found = []
+    for span in "machine", "job":
+        options = {"seed": 5, "span": span, "replica_ratio": 0.1, "edges": True}
+        with GlobalStore.from_dgl(g, **options) as store:
+            torch.manual_seed(rank)
+            found.append(_batches(store.graph, seeds, sampler))
+            for _, positive, _, blocks in found[-1]:
+                eids = positive.edata[dgl.EID]
+                nodes = positive.ndata[dgl.NID]
+                for end, expected in zip(positive.edges(), g.find_edges(eids), strict=True):
+                    assert torch.equal(nodes[end], expected)
+                for block in blocks:  # without the edges that are learned
+                    assert not torch.isin(block.edata[dgl.EID], eids).any()
+                inputs = blocks[0].srcdata[dgl.NID]
+                assert torch.equal(blocks[0].srcdata["feat"], g.ndata["feat"][inputs])
+    assert len(found[0]) == len(found[1]) > 3
+    for alone, together in zip(*found, strict=True):
+        assert torch.equal(alone[0], together[0])
+        for one, other in zip(alone[1:3], together[1:3], strict=True):
+            assert all(map(torch.equal, one.edges(), other.edges()))
+
+
+def test_mini_batches_of_edges_are_as_on_one_machine(ranks: RankProcesses) -> None:
+    ranks.run(_on_machines, "abc", _of_edges)
+
+
 def _in_narrow_types() -> None:
     g = power_law()
     options = {"feature_dtypes": {"feat": "float8_e5m2"}, "span": "job", "replica_ratio": 0.1}
@@ -206,10 +280,87 @@ def test_rows_are_sent_in_the_type_that_they_are_kept_in(ranks: RankProcesses) -
     ranks.run(_on_machines, "abc", _in_narrow_types)
 
 
+def _written(ratio: float) -> None:
+    g, rank, every = power_law(), dist.get_rank(), torch.arange(NODES)
+    with GlobalStore.from_dgl(g, span="job", replica_ratio=ratio) as store:
+        expected = g.ndata["feat"].clone()
+        draw = torch.Generator().manual_seed(7)
+        for _ in range(2):
+            # Of all ranks; some have none, and the last of those for a node counts.
+            changes = [
+                (torch.randint(NODES, (80 * number,), generator=draw), number)
+                for number in range(3)
+            ]
+            rows = torch.randn(NODES, WIDTH, generator=draw)
+            for ids, number in changes:
+                expected[ids] = rows[ids] + number
+            mine = changes[rank][0]
+            store.graph.ndata["feat"][mine] = rows[mine] + rank
+            assert torch.equal(store.gather("feat", every), expected)
+        store.graph.ndata["feat"] = rows
+        assert torch.equal(store.gather("feat", every), rows)
+        weights = torch.rand(EDGES, 2, generator=draw)
+        store.graph.edata["w"] = weights
+        assert torch.equal(store.graph.edata["w"][:], weights)
+        bad = torch.tensor([NODES]) if rank == 2 else every[:1]
+        with pytest.raises(IdOutOfRangeError if rank == 2 else RankFailedError):
+            store.graph.ndata["feat"][bad] = rows[:1]
+        assert torch.equal(store.gather("feat", every), rows)
+
+
+@pytest.mark.parametrize("ratio", [0.0, 0.3])
+def test_rows_are_written_on_all_machines(ranks: RankProcesses, ratio: float) -> None:
+    ranks.run(_on_machines, "abc", _written, ratio)
+
+
+def _learned(path: str) -> None:
+    g, rank, every = power_law(), dist.get_rank(), torch.arange(NODES)
+    spec = {"emb": dgl_mgpu.EmbeddingSpec(6, optimizer="adam")}
+    options = {"seed": 5, "span": "job", "replica_ratio": 0.3, "embeddings": spec}
+    with GlobalStore.from_dgl(g, **options) as store:
+        embedding = store.embedding("emb")
+        weight = torch.nn.Parameter(embedding(every).detach().double())
+        assert weight.unique().numel() > NODES
+        expected = torch.optim.SparseAdam([weight], lr=0.1)
+        optimizer = dgl_mgpu.SparseAdam([embedding], lr=0.1, over_ranks="sum")
+        draw = torch.Generator().manual_seed(3)
+        for _ in range(4):
+            batches = [torch.randint(NODES, (30 * n,), generator=draw) for n in range(3)]
+            factors = torch.randn(NODES, 6, generator=draw)
+            (embedding(batches[rank]) * factors[batches[rank]]).sum().backward()
+            optimizer.step()
+            ids = torch.cat(batches)
+            gradients = factors[ids].double()
+            weight.grad = torch.sparse_coo_tensor(ids[None], gradients, weight.shape).coalesce()
+            expected.step()
+            found = embedding(every).detach()
+            assert torch.allclose(found.double(), weight.detach(), atol=1e-5)
+        embedding.save(path)
+        if rank == 0:
+            with np.load(path) as saved:
+                assert np.array_equal(saved["rows"], found.numpy())
+        embedding.write(every[rank::3], torch.zeros(len(every[rank::3]), 6))
+        assert not embedding(every).any()
+        embedding.load(path)
+        assert torch.equal(embedding(every), found)
+        with pytest.raises(CheckpointError if rank == 0 else RankFailedError, match="save rows to"):
+            embedding.save(f"{path}/below-a-file")
+        assert torch.equal(embedding(every), found)
+    with GlobalStore.from_dgl(g, **options | {"span": "machine"}) as store:
+        embedding = store.embedding("emb")
+        embedding.load(path)  # as any store has written it
+        assert torch.equal(embedding(every), found) and embedding.steps == 4
+
+
+def test_rows_are_learned_on_all_machines(ranks: RankProcesses, tmp_path: Path) -> None:
+    ranks.run(_on_machines, "abc", _learned, str(tmp_path / "rows.npz"))
+
+
 def _sent(ratio: float) -> tuple[int, int]:
     """Bytes of rows that others sent, and those of all reads of rows that others own."""
     g = power_law()
-    with GlobalStore.from_dgl(g, span="job", replica_ratio=ratio) as store:
+    options = {"batch_size": 16, "fanouts": [10, 10]}
+    with GlobalStore.from_dgl(g, span="job", replica_ratio=ratio, **options) as store:
         seeds = torch.arange(dist.get_rank(), NODES, 3)
         asked = 0
         for inputs, _, blocks in _batches(store.graph, seeds, NeighborSampler([10, 10])):
@@ -228,13 +379,113 @@ def test_replicas_save_network(ranks: RankProcesses) -> None:
         assert 0 < sent < 0.8 * before
 
 
+def _collectives_of_batches() -> list[int]:
+    """How many each batch took, of three hops, features and labels."""
+    counts = []
+
+    def counted(name: str) -> Callable[..., Any]:
+        collective = getattr(dist, name)
+
+        def call(*args: Any, **options: Any) -> Any:
+            counts[-1] += 1
+            return collective(*args, **options)
+
+        return call
+
+    names = "all_to_all_single", "all_gather", "broadcast", "all_reduce"
+    g = power_law()
+    options = {"prefetch_node_feats": ["feat"], "prefetch_labels": ["label"]}
+    with (
+        GlobalStore.from_dgl(g, span="job", replica_ratio=0.1) as store,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        for name in names:
+            patch.setattr(dist, name, counted(name))
+        draw = torch.Generator().manual_seed(dist.get_rank())
+        seeds = torch.randperm(NODES, generator=draw)[:200]
+        sampler = NeighborSampler([3, 3, 3], **options)
+        batches = iter(dgl.dataloading.DataLoader(store.graph, seeds, sampler, batch_size=20))
+        for _ in range(10):
+            counts.append(0)
+            _, outputs, blocks = next(batches)
+            assert torch.equal(blocks[0].srcdata["feat"], g.ndata["feat"][blocks[0].srcdata["_ID"]])
+            assert torch.equal(blocks[-1].dstdata["label"], g.ndata["label"][outputs])
+    return counts
+
+
+def test_a_hop_and_a_feature_take_two_collectives_each(ranks: RankProcesses) -> None:
+    for counts in ranks.run(_on_machines, "abc", _collectives_of_batches):
+        assert min(counts) == 10
+        # Messages longer than those before take one more each.
+        assert max(counts[1:]) <= 18 and sum(counts[1:]) <= 9 * 13
+
+
+def _made_ahead() -> None:
+    g, rank = power_law(), dist.get_rank()
+    draw = torch.Generator().manual_seed(rank)
+    seeds = torch.randperm(NODES, generator=draw)[:200]
+    side_stream = HostStream()
+    sampler = NeighborSampler([3, 3], prefetch_node_feats=["feat"])
+    with (
+        GlobalStore.from_dgl(g, seed=5, span="job", replica_ratio=0.1) as store,
+        GlobalStore.from_dgl(g, seed=5) as whole,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        expected = _batches(whole.graph, seeds, sampler)
+        patch.setattr(dataloading, "side_stream_of", lambda device: side_stream)
+        store.graph.set_epoch(1)
+        loader = dgl.dataloading.DataLoader(store.graph, seeds, sampler, batch_size=16)
+        for number, ((inputs, _, blocks), (other, _, _)) in enumerate(
+            zip(loader, expected, strict=True)
+        ):
+            assert torch.equal(inputs, other)
+            assert torch.equal(blocks[0].srcdata["feat"], g.ndata["feat"][inputs])
+            # GPUs have work left at other times, and wait for each other's gradients.
+            side_stream.is_idle = (number + rank) % 3 == 0
+            gradients = torch.tensor(rank)
+            dist.all_reduce(gradients)
+            assert gradients == 3
+        records = [event for what, event in side_stream.log if what == "records"]
+        assert sum(event.on_side_stream for event in records) >= len(expected) - 1
+
+
+def test_batches_are_made_ahead_on_all_ranks_alike(ranks: RankProcesses) -> None:
+    ranks.run(_on_machines, "abc", _made_ahead)
+
+
+@pytest.mark.parametrize("ratio", [0.0, 0.01, 0.1, 0.5, 0.99, 1.0])
+def test_what_is_replicated_saves_most_for_its_bytes(ratio: float) -> None:
+    draw = np.random.default_rng(0)
+    degrees = draw.integers(0, 9, NODES)
+    indptr = np.concatenate([[0], degrees.cumsum()])
+    topology = TopologySource(indptr, np.zeros(indptr[-1], np.int64), None, NODES, torch.int64, "n")
+    rows = FeatureSource(np.zeros((NODES, 5), np.float32), "n")
+    # Many are as likely as others.
+    read, sampled = draw.integers(0, 4, NODES) / 4, draw.integers(0, 4, NODES) / 2
+    reads = Reads({"n": sampled}, {"n": read}, 1.0, 3.0)
+    shares = Shares.of({"rows": rows, "topology": topology}, reads, 3)
+    nbytes = np.concatenate([np.full(NODES, 20), 8 * degrees + 8])
+    saved = np.concatenate([read * 28, sampled * (16 + 16 * np.minimum(degrees, 3))]) / nbytes
+    first, stop = shares.bounds["n"][1:3]
+    kept = np.concatenate([part["n"] for part in shares.kept(1, ratio)])
+    assert kept[first:stop].all() and kept[NODES + first : NODES + stop].all()
+    replicated = np.concatenate([part["n"] for part in shares.kept(0, ratio)])
+    others = np.tile(np.arange(NODES) >= shares.bounds["n"][1], 2)
+    assert np.array_equal(replicated[~others], np.ones((~others).sum(), bool))
+    # Of what machines 0 and 1 own the other one has the replicas.
+    everywhere = np.where(others, replicated, kept)
+    room = ratio * nbytes.sum() - nbytes[everywhere].sum()
+    assert room >= 0
+    assert saved[everywhere].min(initial=9) >= saved[~everywhere].max(initial=0)
+    left = nbytes[~everywhere]
+    assert not len(left) or room < 2 * left.max()
+
+
 def _refused() -> None:
     g = power_law()
     error = pytest.raises(UnsupportedByStoreError, match="the job have one copy of the data")
     with GlobalStore.from_dgl(g, span="job", replica_ratio=0, edges=True) as store:
         nodes, graph = torch.arange(5), store.graph
-        with error:
-            graph.sample_blocks(nodes, [3], prob="w")
         with error:
             graph.random_walk(nodes, length=2)
         with error:
@@ -246,22 +497,21 @@ def _refused() -> None:
         with error:
             _ = graph.get_node_storage("feat").view
         with error:
-            graph.ndata["feat"][nodes] = torch.zeros(5, WIDTH)
-        with error:
-            graph.ndata["feat"] = torch.zeros(NODES, WIDTH)
-        with error:
             dgl_mgpu.inference(dgl.nn.SAGEConv(WIDTH, 2, "mean"), graph, "feat")
         for options in {"num_workers": 1}, {"use_prefetch_thread": True}:
             loader = dgl.dataloading.DataLoader(graph, nodes, NeighborSampler([2]), **options)
             with pytest.raises(UnsupportedByStoreError, match="num_workers=0 and use_prefetch"):
                 iter(loader)
-        pairs = as_edge_prediction_sampler(NeighborSampler([2]), negative_sampler=Uniform(1))
+        pairs = as_edge_prediction_sampler(NeighborSampler([2]), negative_sampler=GlobalUniform(1))
         with error:
             list(dgl.dataloading.DataLoader(graph, nodes, pairs))
         with pytest.raises(UnsupportedByStoreError, match="in another process"):
             pickle.dumps(store.graph.get_node_storage("feat"))
-    with pytest.raises(UnsupportedByStoreError, match=r"learn embeddings \['emb'\]"):
-        GlobalStore.from_dgl(g, span="job", embeddings={"emb": 4})
+    with (
+        GlobalStore.from_dgl(g, span="job", replica_ratio=0) as store,
+        pytest.raises(UnsupportedByStoreError, match="with edges=True"),
+    ):
+        store.graph.find_edges(nodes)
     with pytest.raises(UnsupportedByStoreError, match="GraphBolt's samplers read the edges"):
         GlobalStore.from_graphbolt(None, span="job")
     with pytest.raises(ConfigError, match=r"store\.span is none of machine, job"):
@@ -363,11 +613,11 @@ def _trained_alike(data: str, *overrides: str) -> None:
 
 
 # The last round of training and validation has no batch for some ranks.
-@pytest.mark.parametrize("model", ["graphsage", "rgcn"])
+@pytest.mark.parametrize("model", ["model=graphsage", "model=rgcn", "model.inputs=learned"])
 def test_training_is_as_with_a_copy_on_each_machine(
     ranks: RankProcesses, data: str, model: str
 ) -> None:
-    options = data, f"model={model}", "trainer.batch_size=80", "trainer.ranks=3"
+    options = data, model, "trainer.batch_size=80", "trainer.ranks=3"
     ranks.run(_on_machines, "abc", _trained_alike, *options)
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, BinaryIO
 
+import numpy as np
 import torch
 from dgl import ndarray as nd
 from dgl.data.heterograph_serialize import HeteroGraphData
@@ -256,3 +257,12 @@ def load_tensors(filename: str) -> dict[str, nd.NDArray]:
         reader.expect(_TENSORS, "file of tensors")
         reader.number()
         return {name: nd.NDArray(tensor) for name, tensor in reader.named().items()}
+
+
+def map_tensors(filename: str) -> dict[str, np.ndarray]:
+    """The same mapped from the file: of them is in memory what is looked at."""
+    with _open(filename, "rb", "read tensors from") as file:
+        reader = Reader(file, filename)
+        reader.expect(_TENSORS, "file of tensors")
+        reader.number()
+        return dict(reader.list(lambda: (reader.text(), reader.mapped_array())))

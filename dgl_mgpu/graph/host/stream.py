@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import struct
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, BinaryIO
@@ -162,6 +163,27 @@ class Reader:
         return [read() for _ in range(self.number())]
 
     def array(self) -> torch.Tensor:
+        shape, dtype, num_bytes = self._array_head()
+        tensor = torch.empty(shape, dtype=dtype)
+        memory = _bytes_of(tensor) if num_bytes else b""
+        if num_bytes and self.file.readinto(memory) != num_bytes:  # type: ignore[attr-defined]
+            raise self.error("it ends too early")
+        return tensor
+
+    def mapped_array(self) -> np.ndarray:
+        """An array that is mapped from the file, to be read where it is looked at."""
+        shape, dtype, num_bytes = self._array_head()
+        begin = self.file.tell()
+        if self.file.seek(0, os.SEEK_END) < begin + num_bytes:
+            raise self.error("it ends too early")
+        self.file.seek(begin + num_bytes)
+        of_numpy = torch.empty(0, dtype=dtype).numpy().dtype
+        if not num_bytes:  # nothing can be mapped
+            return np.empty(shape, of_numpy)
+        return np.memmap(self.name, of_numpy, "r", begin, tuple(shape))
+
+    def _array_head(self) -> tuple[Sequence[int], torch.dtype, int]:
+        """Shape, element type and bytes of an array, whose elements come next."""
         self.expect(_ARRAY, "array")
         self.number()
         _, _, dimensions, kind, bits, _ = struct.unpack("<iiiBBH", self.bytes(16))
@@ -169,11 +191,7 @@ class Reader:
         num_bytes = self.number()
         if num_bytes != math.prod(shape) * bits // 8 or (kind, bits) not in _DTYPES:
             raise self.error(f"an array of kind {kind} has {num_bytes} bytes and shape {shape}")
-        tensor = torch.empty(shape, dtype=_DTYPES[kind, bits])
-        memory = _bytes_of(tensor) if num_bytes else b""
-        if num_bytes and self.file.readinto(memory) != num_bytes:  # type: ignore[attr-defined]
-            raise self.error("it ends too early")
-        return tensor
+        return shape, _DTYPES[kind, bits], num_bytes
 
     def named(self) -> dict[str, torch.Tensor]:
         return dict(self.list(lambda: (self.text(), self.array())))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import IO
@@ -40,7 +40,24 @@ def save_tables(path: Path, tables: Mapping[str, Table], steps: int, ranks: Comm
     Collective; the first rank writes, and raises CheckpointError if it cannot: the others then
     raise RankFailedError.
     """
-    ranks.broadcast_from_rank0(f"save rows to {path}", lambda: _write(path, tables, steps))
+    action = f"save rows to {path}"
+    if all(table.keeps_all_rows for table in tables.values()):
+        ranks.broadcast_from_rank0(
+            action, lambda: _write(path, tables, steps, _rows_of(tables.values()))
+        )
+        return
+    # Of a store over machines all ranks bring what they keep, also when it cannot be written.
+    rows = _rows_of_all(tables.values(), ranks)
+
+    def write() -> None:
+        try:
+            if ranks.rank == 0:
+                _write(path, tables, steps, rows)
+        finally:
+            for _ in rows:
+                pass
+
+    ranks.run_all(action, write)
 
 
 def load_tables(path: Path, tables: Mapping[str, Table], ranks: Communicator) -> int:
@@ -81,12 +98,36 @@ def _chunks(table: Table) -> Iterator[range]:
         yield range(begin, min(begin + size, num_rows))
 
 
-def _write(path: Path, tables: Mapping[str, Table], steps: int) -> None:
+def _rows_of(tables: Iterable[Table]) -> Iterator[torch.Tensor]:
+    """The rows of tables, chunk by chunk."""
+    for table in tables:
+        for run in _chunks(table):
+            yield gather_rows(_view(table), torch.arange(run.start, run.stop, device=table.device))
+
+
+def _rows_of_all(tables: Iterable[Table], ranks: Communicator) -> Iterator[torch.Tensor]:
+    """The same of tables of which each machine keeps a part; collective, on the first rank."""
+    for table in tables:
+        view = _view(table)
+        for run in _chunks(table):
+            ids = torch.arange(run.start, run.stop, device=table.device)
+            # A machine's first rank brings its rows; there are others' as well that are the same.
+            here = ids[view.position[ids] >= 0] if table.rank == 0 else ids[:0]
+            mine = [here, gather_rows(view, here)]
+            every_id, every_row = ranks.all_gather_cat("save rows", mine)
+            rows = torch.empty(len(run), *view.row_shape, dtype=view.dtype, device=table.device)
+            rows[every_id - run.start] = every_row
+            yield rows
+
+
+def _write(
+    path: Path, tables: Mapping[str, Table], steps: int, rows: Iterator[torch.Tensor]
+) -> None:
     try:
         with atomic_write(path) as file, zipfile.ZipFile(file, "w") as archive:
             for name, table in tables.items():
                 with archive.open(f"{name}.npy", "w", force_zip64=True) as target:
-                    _write_table(target, table)
+                    _write_table(target, table, rows)
             with archive.open(f"{_STEPS}.npy", "w") as target:
                 npy.write_array(target, np.array(steps, np.int64))
     except OSError as error:
@@ -95,7 +136,7 @@ def _write(path: Path, tables: Mapping[str, Table], steps: int) -> None:
         ) from error
 
 
-def _write_table(target: IO[bytes], table: Table) -> None:
+def _write_table(target: IO[bytes], table: Table, rows: Iterator[torch.Tensor]) -> None:
     view = _view(table)
     header = {
         "descr": npy.dtype_to_descr(np.dtype(np.float32)),
@@ -103,9 +144,8 @@ def _write_table(target: IO[bytes], table: Table) -> None:
         "shape": (view.num_rows, *view.row_shape),
     }
     npy.write_array_header_1_0(target, header)
-    for run in _chunks(table):
-        rows = gather_rows(view, torch.arange(run.start, run.stop, device=table.device))
-        target.write(rows.cpu().numpy().data)
+    for _ in _chunks(table):
+        target.write(next(rows).cpu().numpy().data)
 
 
 def _checked(path: Path, tables: Mapping[str, Table]) -> int:

@@ -5,6 +5,7 @@ Data are arrays in memory, in shared memory or mapped from files.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from dgl_mgpu.store.memory.device import DeviceSegment
 from dgl_mgpu.store.memory.segment import Segment
 
 # Bytes copied at a time; building a store needs a few times this much memory beside the data.
-_CHUNK_BYTES = 32 << 20
+_CHUNK_BYTES = 8 << 20
 # Start of each array in a segment: a GPU's memory transactions are 128 bytes.
 _ALIGNMENT = 128
 
@@ -185,6 +186,12 @@ class TopologySource:
     def num_edges(self) -> int:
         return len(self.indices)
 
+    def in_order(self, position: str) -> TopologySource:
+        """The same edges, whose rows are kept in another order; they are not checked again."""
+        ordered = copy.copy(self)
+        object.__setattr__(ordered, "position", position)
+        return ordered
+
     def degrees(self, rows: np.ndarray) -> np.ndarray:
         """In-degrees of ``rows``, int64."""
         return self.indptr[rows + 1] - self.indptr[rows]
@@ -192,7 +199,7 @@ class TopologySource:
     def edge_positions(self, first: np.ndarray, counts: np.ndarray) -> np.ndarray:
         """Places in ``indices`` of ``counts[i]`` edges from ``first[i]`` on, row by row, int64."""
         ends = np.cumsum(counts)
-        within = np.arange(int(ends[-1])) - np.repeat(ends - counts, counts)
+        within = np.arange(int(counts.sum())) - np.repeat(ends - counts, counts)
         return np.repeat(first, counts) + within
 
 

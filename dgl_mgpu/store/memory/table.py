@@ -56,6 +56,11 @@ class Table:
         self._pid = os.getpid()
         self._view: RowView | GraphView | None = self._map()
 
+    @property
+    def keeps_all_rows(self) -> bool:
+        """Whether no other machine has rows that this one does not keep."""
+        return sum(tier.num_rows for tier in self.plan.tiers) == self.format.num_rows
+
     def _map(self) -> RowView | GraphView:
         # Addresses hold in this process only: a table that reached a DataLoader worker by
         # spawn maps its segments again.

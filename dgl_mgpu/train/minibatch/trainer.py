@@ -32,7 +32,7 @@ from dgl_mgpu.train.capture import CapturedStep, normalised_batch
 from dgl_mgpu.train.launch.preemption import blocked, outlive_sigterm
 from dgl_mgpu.train.minibatch.evaluation import AllNodes
 from dgl_mgpu.train.minibatch.samplers import RandomWalkSampler, SeedBatches
-from dgl_mgpu.train.minibatch.task import LOOKUP
+from dgl_mgpu.train.minibatch.task import LOOKUP, LearnedRows
 from dgl_mgpu.train.objectives import MetricAccumulator, Objective
 from dgl_mgpu.train.optimizer import average_gradients, broadcast_from_first
 from dgl_mgpu.train.trainer import Progress, Trainer
@@ -275,12 +275,17 @@ class MiniBatchTrainer(Trainer):
         if predictions is None:
             with _starting_workers():
                 batches = iter(self._make_loader(split))
-            predictions = (
-                (self._evaluated_outputs(batch), targets)
-                for batch in batches
-                if len(targets := self._objective.targets(batch))
-            )
+            predictions = self._evaluated(batches)
         return self.criterion.score(predictions, self._device)
+
+    def _evaluated(self, batches: Iterator[Any]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Outputs and targets of mini-batches that have seeds."""
+        for batch in batches:
+            targets = self._objective.targets(batch)
+            if len(targets):
+                yield self._evaluated_outputs(batch), targets
+            else:
+                self._look_up_nothing()
 
     def _evaluated_outputs(self, batch: Any) -> torch.Tensor:
         with stage("forward"):
@@ -362,11 +367,19 @@ class MiniBatchTrainer(Trainer):
         if targets is None or not len(targets):
             # The last round has no batch for this rank, or none with seeds: it takes part in the
             # collective lookups of the others, and in their optimizer step.
+            self._look_up_nothing()
             return self.model([], {}).sum()
         outputs = self._outputs(batch)
         mean = self._mean_loss(outputs, targets)
         accumulator.add(mean, self.criterion.num_correct(outputs.detach(), targets), len(targets))
         return mean * self._weight(len(targets), round_size)
+
+    def _look_up_nothing(self) -> None:
+        """Take part in what the models of other ranks look up in a store over machines."""
+        if self.store.graph.spans_machines:
+            for rows in self.model.modules():
+                if isinstance(rows, LearnedRows):
+                    rows(torch.empty(0, dtype=torch.int64, device=self._device))
 
     def _compute_captured(
         self, captured: CapturedStep, batch: Any, round_size: int, accumulator: MetricAccumulator

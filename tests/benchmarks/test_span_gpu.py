@@ -1,0 +1,29 @@
+"""The benchmark of stores over machines runs without GPUs, and its figures are what it says."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+_SMALL = (
+    *("--nodes=3000", "--edges=30000", "--rows=200", "--batch=32", "--steps=3", "--repeats=1"),
+    *("--fanouts", "3", "3", "--hidden=8", "--replica-ratio", "0.1"),
+)
+
+
+def test_two_ranks_are_two_machines(tmp_path):
+    out = tmp_path / "span.json"
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone")
+    words = "--nproc-per-node=2", "-m", "benchmarks.span_gpu", *_SMALL, f"--out={out}"
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    ran = subprocess.run(
+        [*torchrun, *words], env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert ran.returncode == 0, ran.stderr
+    rows, step = json.loads(out.read_text())["figures"]
+    assert rows["case"] == "200 rows of 512 B" and rows["ceiling"] > 0
+    # Two hops, features and labels, of two each and now and then one more.
+    assert 8 <= step["more"]["collectives_a_batch"]["all_to_all_single"] <= 11
+    assert 0.1 < step["more"]["remote_share_of_rows"] < 0.5
