@@ -254,7 +254,9 @@ def _sampler_trials(
     format = table.format
     assert isinstance(format, CSCFormat)
     nbytes = format.offsets(format.num_rows, format.num_edges)[2]
-    if nbytes < MIN_BYTES or view.num_rows != view.num_cols or min(options.fanouts) < 0:
+    # Over machines a hop leads to nodes that others have, and is sampled there.
+    is_whole = view.num_rows == view.num_cols and options.span == "machine"
+    if nbytes < MIN_BYTES or not is_whole or min(options.fanouts) < 0:
         return {}
 
     def draw_seeds(draw: torch.Generator) -> torch.Tensor:
