@@ -39,7 +39,7 @@ def main() -> None:
     figures = []
     with ExitStack() as stack:
         sides = {side: stack.enter_context(_start(side, options)) for side in SIDES}
-        names = [_answer(process) for process in sides.values()][0]
+        names, _ = (_answer(process) for process in sides.values())
         for case in names:
             if options.only not in case:
                 continue

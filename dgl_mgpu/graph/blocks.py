@@ -143,7 +143,7 @@ def _number(
 
 
 def _facts(local: Coo) -> torch.Tensor:
-    """The last nodes at which edges begin and end, and how often the next ends at an earlier one."""
+    """The last nodes at which edges begin and end; how many end at an earlier one than before."""
     row, col = local
     if not row.numel():
         return row.new_tensor([-1, -1, 0])

@@ -11,6 +11,7 @@ import torch
 
 from dgl_mgpu.errors import IdOutOfRangeError, InvalidInputError
 from dgl_mgpu.ops import transpose
+from dgl_mgpu.ops.transpose import group_on_cpu
 
 FORMATS = ("coo", "csr", "csc")
 
@@ -440,6 +441,8 @@ def compress(
     dtype, device = major.dtype, major.device
     if may_be_sorted and bool((major[1:] >= major[:-1]).all()):
         ordered, eids = major, None
+    elif device.type == "cpu":
+        return Compressed(*group_on_cpu(major, minor, num_major))
     else:
         # Half the bytes are half the passes of a radix sort.
         keys = major.int() if num_major < 2**31 else major
