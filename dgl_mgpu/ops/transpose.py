@@ -134,9 +134,7 @@ def _group(
     return -1
 
 
-def group_on_cpu(
-    major: Tensor, minor: Tensor, num_major: int
-) -> tuple[Tensor, Tensor, Tensor]:
+def group_on_cpu(major: Tensor, minor: Tensor, num_major: int) -> tuple[Tensor, Tensor, Tensor]:
     """Edges grouped by their ends ``major``, as :func:`transpose` returns them, on the CPU.
 
     Both ends are int32 or int64, shape (nnz,).  Raises IdOutOfRangeError unless those of ``major``

@@ -292,8 +292,8 @@ def check_traversals(
     return tiered_path(path, [0.0, *(traversal * num_traversals)[1:]])
 
 
-#: Walks, or seeds, that are worth waking a thread for.
-_GRAIN = 256
+#: Walks of which a step is worth waking a thread for, and seeds whose visits are.
+_GRAIN, _SEED_GRAIN = 2048, 256
 #: Walks that take each step together, so that their misses overlap.
 _TOGETHER = 32
 
@@ -434,7 +434,7 @@ def _pinsage_neighbors_cpu(
     neighbors = torch.empty((seeds.numel(), num_neighbors), dtype=torch.int64)
     counts = torch.empty_like(neighbors)
     cpu.run(
-        _select, len(neighbors), _GRAIN, traces.numpy(), num_walks, len(path.tiers),
+        _select, len(neighbors), _SEED_GRAIN, traces.numpy(), num_walks, len(path.tiers),
         neighbors.numpy(), counts.numpy(),
     )  # fmt: skip
     selected = counts > 0
