@@ -5,6 +5,7 @@ Takes the place of DGL's C++ unit graph, on every device.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -307,12 +308,16 @@ class Relation:
 
     def to(self, device: torch.device | None = None, dtype: torch.dtype | None = None) -> Relation:
         """The relation on a device, with ids of a dtype and all formats that exist."""
-        moved: dict[str, Any] = {}
+        return self.mapped(lambda tensor: tensor.to(device=device, dtype=dtype))
+
+    def mapped(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Relation:
+        """The relation with what a function makes of each tensor, in all formats that exist."""
+        made: dict[str, Any] = {}
         for name in FORMATS:
             if (held := self.held(name)) is not None:
-                tensors = (None if t is None else t.to(device=device, dtype=dtype) for t in held)
-                moved[name] = type(held)(*tensors)  # type: ignore[arg-type]
-        return Relation(self.num_src, self.num_dst, formats=self.formats, **moved)
+                tensors = (None if t is None else function(t) for t in held)
+                made[name] = type(held)(*tensors)  # type: ignore[arg-type]
+        return Relation(self.num_src, self.num_dst, formats=self.formats, **made)
 
     def tensors(self) -> list[torch.Tensor]:
         formats = self._held.coo, self._held.csr, self._held.csc
