@@ -22,6 +22,7 @@ from dgl_mgpu.ops.cpu import (
     inline,
     kernel,
     load_id,
+    prefetch,
     prefetch_row,
     store_vector,
     zeros,
@@ -321,8 +322,8 @@ def check_entries(
 
 #: Rows that are worth waking a thread for.
 _GRAIN = 64
-#: Bytes of rows that caches hold, more or less: to prefetch these takes longer than to read them.
-_IN_CACHE = 32 << 20
+#: How many entries ahead rows are prefetched that are only added up.
+_SOON = 24
 
 _ADD, _SUB, _MUL, _DIV, _COPY_LHS, _COPY_RHS = range(6)
 _SUM, _MEAN, _MAX, _MIN = range(4)
@@ -392,6 +393,11 @@ def _choose(target: np.ndarray, row: np.ndarray, sign: float, arg: np.ndarray, e
 
 
 @inline
+def _row_at(ids: int, entry: int, id_width: int) -> int:
+    return load_id(ids, entry, id_width) if ids != 0 else entry
+
+
+@inline
 def _add_row(
     target: np.ndarray, rows: np.ndarray, ids: int, id_width: int, first: int, last: int, end: int
 ) -> None:
@@ -403,15 +409,14 @@ def _add_row(
     zero = target.dtype.type(0.0)
     size, num_bytes = target.itemsize, len(target) * target.itemsize
     at, to = rows.ctypes.data, target.ctypes.data
-    if ids != 0 and rows.size * size > _IN_CACHE:
-        for entry in range(first + AHEAD, min(last + AHEAD, end)):
-            prefetch_row(rows, load_id(ids, entry, id_width))
     done = 0
     while done + 4 * WIDE <= num_bytes:
         a, b, c, d = zeros(zero, WIDE), zeros(zero, WIDE), zeros(zero, WIDE), zeros(zero, WIDE)
         for entry in range(first, last):
-            row = load_id(ids, entry, id_width) if ids != 0 else entry
-            address = at + done + row * num_bytes
+            soon = at + done + _row_at(ids, min(entry + _SOON, end - 1), id_width) * num_bytes
+            for line in range(4):
+                prefetch(soon + line * WIDE)
+            address = at + done + _row_at(ids, entry, id_width) * num_bytes
             a, b = add_at(a, address), add_at(b, address + WIDE)
             c, d = add_at(c, address + 2 * WIDE), add_at(d, address + 3 * WIDE)
         store_vector(to + done, a)
@@ -422,21 +427,23 @@ def _add_row(
     while done + WIDE <= num_bytes:
         a = zeros(zero, WIDE)
         for entry in range(first, last):
-            row = load_id(ids, entry, id_width) if ids != 0 else entry
-            a = add_at(a, at + done + row * num_bytes)
+            soon = _row_at(ids, min(entry + _SOON, end - 1), id_width)
+            prefetch(at + done + soon * num_bytes)
+            a = add_at(a, at + done + _row_at(ids, entry, id_width) * num_bytes)
         store_vector(to + done, a)
         done += WIDE
     while done + NARROW <= num_bytes:
         e = zeros(zero, NARROW)
         for entry in range(first, last):
-            row = load_id(ids, entry, id_width) if ids != 0 else entry
-            e = add_at(e, at + done + row * num_bytes)
+            soon = _row_at(ids, min(entry + _SOON, end - 1), id_width)
+            prefetch(at + done + soon * num_bytes)
+            e = add_at(e, at + done + _row_at(ids, entry, id_width) * num_bytes)
         store_vector(to + done, e)
         done += NARROW
     for column in range(done // size, len(target)):
         total = zero
         for entry in range(first, last):
-            total += rows[load_id(ids, entry, id_width) if ids != 0 else entry, column]
+            total += rows[_row_at(ids, entry, id_width), column]
         target[column] = total
 
 
