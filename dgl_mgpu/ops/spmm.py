@@ -320,8 +320,8 @@ def check_entries(
         )
 
 
-#: Rows that are worth waking a thread for.
-_GRAIN = 64
+#: Rows, and numbers in all of their messages, that are worth waking a thread for.
+_GRAIN, _NUMBERS = 64, 1 << 17
 #: How many entries ahead rows are prefetched that are only added up.
 _SOON = 24
 
@@ -524,8 +524,10 @@ def _spmm_cpu(
         chosen = torch.full((len(out), width), -1, dtype=torch.int64)
     else:
         chosen = indptr.new_empty(0, 0) if only is None else only.zero_().view(len(out), width)
+    entries = next(len(ids) for ids in (indices, eids, e) if ids is not None)
+    grain = max(_GRAIN, _NUMBERS * len(out) // max(entries * width, 1))
     cpu.run(
-        _spmm, len(out), _GRAIN, address(indptr), address(indices), address(eids),
+        _spmm, len(out), grain, address(indptr), address(indices), address(eids),
         indptr.element_size(), left.numpy(), right.numpy(), repeat, OPS.index(op),
         REDUCES.index(reduce), results.numpy(), chosen.numpy(),
     )  # fmt: skip
