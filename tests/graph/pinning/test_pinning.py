@@ -321,11 +321,13 @@ def test_what_dgl_makes_of_a_pinned_graph_later_leaves_it_pinned(driver):
 def test_graphs_of_tensors_are_pinned_as_those_of_dgl(driver):
     with tensor_backed_graphs():  # as all are without DGL's binary
         graph = two_relations().formats(["coo", "csc"])
+        graph.nodes["game"].data["x"] = torch.randn(2, 3)
         follows = graph["follows"]
         graph.create_formats_()
         assert not graph.is_pinned() and graph.pin_memory_().is_pinned()
         assert follows.is_pinned() and all(map(driver.covers, pinned_tensors(graph)))
         assert len(pinned_tensors(graph)) >= 8
+        assert driver.covers(graph.nodes["game"].data["x"])
         assert not graph.int().is_pinned() and not two_relations().is_pinned()
         for twin in (copy.deepcopy(graph), pickle.loads(pickle.dumps(graph))):
             assert twin.is_pinned() and all(map(driver.covers, pinned_tensors(twin)))
