@@ -145,12 +145,15 @@ class TypedSources(NamedTuple):
 class _Held:
     """The formats that exist; a relation and its reverse share one."""
 
-    __slots__ = ("coo", "csc", "csr", "kept", "pairs", "typed")
+    __slots__ = ("coo", "csc", "csr", "ends", "kept", "pairs", "typed")
 
     def __init__(self, coo: Coo | None, csr: Compressed | None, csc: Compressed | None) -> None:
         self.coo = coo
         self.csr = csr
         self.csc = csc
+        compressed = csr if csc is None else csc
+        #: Ends of the edges in some order: asked for their number, dtype and device at every call.
+        self.ends: torch.Tensor = coo.row if compressed is None else compressed.indices  # type: ignore[union-attr]
         #: `Relation.pairs` of the relation and, second, of its reverse.
         self.pairs: list[Compressed | None] = [None, None]
         #: `Relation.typed_sources` of the same, with the types and what they were.
@@ -186,23 +189,15 @@ class Relation:
 
     @property
     def num_edges(self) -> int:
-        return self._any().numel()
+        return self._held.ends.numel()
 
     @property
     def idtype(self) -> torch.dtype:
-        return self._any().dtype
+        return self._held.ends.dtype
 
     @property
     def device(self) -> torch.device:
-        return self._any().device
-
-    def _any(self) -> torch.Tensor:
-        held = self._held
-        for compressed in (held.csc, held.csr):
-            if compressed is not None:
-                return compressed.indices
-        assert held.coo is not None
-        return held.coo.row
+        return self._held.ends.device
 
     # -- formats --------------------------------------------------------------------------
 
