@@ -278,7 +278,8 @@ _TABLE: dict[tuple[VersionRange, ...], dict[str, str]] = {
         "dgl.ndarray: array":
             "DGL's samplers make empty arrays on the graph's device: on a GPU they are tensors",
         "dgl.ndarray: create_shared_mem_array":
-            "its memory stays in /dev/shm if a tensor of it is alive when the process ends",
+            "its memory stays in /dev/shm if a tensor of it is alive when the process ends; and it "
+            "removes what another process has made under the name since",
         "dgl.utils.internal: alias_func":
             "DGLGraph's methods that are functions too would call those as they were before they "
             "were replaced",

@@ -62,12 +62,12 @@ class Features:
     def of_graph(cls, graph: DGLGraph, device: torch.device) -> Features:
         """Those that a graph has now, for blocks on a device."""
         return cls(
-            [_Columns(frame, NID, device) for frame in graph._node_frames],
-            [_Columns(frame, EID) for frame in graph._edge_frames],
+            [FrameColumns(frame, NID, device) for frame in graph._node_frames],
+            [FrameColumns(frame, EID) for frame in graph._edge_frames],
         )
 
 
-class _Columns:
+class FrameColumns:
     """The columns of a frame, as they are now, for some of its rows: as its ``subframe`` has them.
 
     With a device, rows are copied there, where they are elsewhere, when they are looked at.

@@ -117,16 +117,16 @@ def _relabel(
         cols.update(zip(incoming, by_col, strict=True))
     local = [Coo(rows[n], cols[n]) for n in range(len(edges))]
     sizes = [(sources[src].numel(), targets[dst].numel()) for src, dst in ends]
-    facts = torch.stack(list(map(_facts, local, sizes))).tolist()
+    facts = torch.stack(list(map(_facts, local))).tolist()
     relations = []
-    for whole, coo, size, (no_source, no_target, grouped) in zip(
+    for whole, coo, size, (last_row, last_col, descents) in zip(
         edges, local, sizes, facts, strict=True
     ):
-        if no_target:
+        if last_col >= size[1]:
             raise _unknown("dst_nodes", "end", whole.col[coo.col >= size[1]])
-        if no_source:
+        if last_row >= size[0]:
             raise _unknown("src_nodes", "begin", whole.row[coo.row >= size[0]])
-        csc = Compressed(_bounds(coo.col, size[1]), coo.row, None) if grouped else None
+        csc = Compressed(_bounds(coo.col, size[1]), coo.row, None) if not descents else None
         relations.append(Relation(*size, coo=coo, csc=csc))
     ids = [torch.arange(row.numel(), dtype=row.dtype, device=row.device) for row, _ in local]
     return relations, sources, ids
@@ -142,12 +142,12 @@ def _number(
     return unique, numbers.split([len(end) for end in ends])
 
 
-def _facts(local: Coo, size: tuple[int, int]) -> torch.Tensor:
-    """Whether edges begin or end where they must not, and whether they are grouped by their end."""
+def _facts(local: Coo) -> torch.Tensor:
+    """The last nodes at which edges begin and end; how many end at an earlier one than before."""
     row, col = local
-    return torch.stack(
-        [(row >= size[0]).any(), (col >= size[1]).any(), (col[1:] >= col[:-1]).all()]
-    )
+    if not row.numel():
+        return row.new_tensor([-1, -1, 0])
+    return torch.stack([row.max(), col.max(), (col[1:] < col[:-1]).sum(dtype=col.dtype)])
 
 
 def _unknown(name: str, verb: str, nodes: torch.Tensor) -> InvalidCallError:

@@ -125,7 +125,8 @@ class TensorIndex(HeteroGraphIndex, TensorBacked):
         return TensorIndex(self.schema, self._num_nodes, [r.to(device) for r in self.relations])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (self.schema.metagraph, self._num_nodes, list(map(_state, self.relations)))
+        states = list(map(_state, self.relations))
+        return _rebuild, (self.schema.metagraph, self._num_nodes, states, self.is_pinned())
 
     def __copy__(self) -> TensorIndex:
         return TensorIndex(self.schema, self._num_nodes, self.relations)
@@ -236,17 +237,25 @@ class TensorIndex(HeteroGraphIndex, TensorBacked):
             return self.to_dgl()
         return self.on(F.to_backend_ctx(ctx))
 
+    # On the CPU, where graphs are made of tensors without DGL's binary, DGL's methods pin them.
+
     def pin_memory(self) -> HeteroGraphIndex:
-        return self.pin_memory_()
+        self._check_on_cpu()
+        return super().pin_memory()
 
     def pin_memory_(self) -> HeteroGraphIndex:
-        raise DGLError(f"Cannot pin a graph on {self.device}: only graphs on the CPU can be")
+        self._check_on_cpu()
+        return super().pin_memory_()
+
+    def _check_on_cpu(self) -> None:
+        if self.device.type != "cpu":
+            raise DGLError(f"Cannot pin a graph on {self.device}: only graphs on the CPU can be")
 
     def unpin_memory_(self) -> HeteroGraphIndex:
-        return self
+        return super().unpin_memory_() if self.device.type == "cpu" else self
 
     def is_pinned(self) -> bool:
-        return False
+        return self.device.type == "cpu" and bool(super().is_pinned())
 
     def record_stream(self, stream: torch.cuda.Stream) -> TensorIndex:
         for relation in self.relations:
@@ -424,7 +433,10 @@ def _state(relation: Relation) -> tuple[Any, ...]:
 
 
 def _rebuild(
-    metagraph: GraphIndex, num_nodes: list[int], states: list[tuple[Any, ...]]
+    metagraph: GraphIndex,
+    num_nodes: list[int],
+    states: list[tuple[Any, ...]],
+    is_pinned: bool = False,
 ) -> TensorIndex:
     relations = []
     for num_src, num_dst, formats, held in states:
@@ -432,7 +444,12 @@ def _rebuild(
             name: (Coo if name == "coo" else Compressed)(*tensors) for name, tensors in held.items()
         }
         relations.append(Relation(num_src, num_dst, formats=formats, **matrices))
-    return TensorIndex(GraphSchema(metagraph), num_nodes, relations)
+    index = TensorIndex(GraphSchema(metagraph), num_nodes, relations)
+    if is_pinned:
+        from dgl_mgpu.graph.pinning.pinned_graphs import pin_where_gpus_are  # imports this module
+
+        pin_where_gpus_are(index)
+    return index
 
 
 @dataclass(eq=False)

@@ -5,12 +5,14 @@ Takes the place of DGL's C++ unit graph, on every device.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 
 from dgl_mgpu.errors import IdOutOfRangeError, InvalidInputError
 from dgl_mgpu.ops import transpose
+from dgl_mgpu.ops.transpose import group_on_cpu
 
 FORMATS = ("coo", "csr", "csc")
 
@@ -143,12 +145,15 @@ class TypedSources(NamedTuple):
 class _Held:
     """The formats that exist; a relation and its reverse share one."""
 
-    __slots__ = ("coo", "csc", "csr", "kept", "pairs", "typed")
+    __slots__ = ("coo", "csc", "csr", "ends", "kept", "pairs", "typed")
 
     def __init__(self, coo: Coo | None, csr: Compressed | None, csc: Compressed | None) -> None:
         self.coo = coo
         self.csr = csr
         self.csc = csc
+        compressed = csr if csc is None else csc
+        #: Ends of the edges in some order: asked for their number, dtype and device at every call.
+        self.ends: torch.Tensor = coo.row if compressed is None else compressed.indices  # type: ignore[union-attr]
         #: `Relation.pairs` of the relation and, second, of its reverse.
         self.pairs: list[Compressed | None] = [None, None]
         #: `Relation.typed_sources` of the same, with the types and what they were.
@@ -184,23 +189,15 @@ class Relation:
 
     @property
     def num_edges(self) -> int:
-        return self._any().numel()
+        return self._held.ends.numel()
 
     @property
     def idtype(self) -> torch.dtype:
-        return self._any().dtype
+        return self._held.ends.dtype
 
     @property
     def device(self) -> torch.device:
-        return self._any().device
-
-    def _any(self) -> torch.Tensor:
-        held = self._held
-        for compressed in (held.csc, held.csr):
-            if compressed is not None:
-                return compressed.indices
-        assert held.coo is not None
-        return held.coo.row
+        return self._held.ends.device
 
     # -- formats --------------------------------------------------------------------------
 
@@ -306,12 +303,16 @@ class Relation:
 
     def to(self, device: torch.device | None = None, dtype: torch.dtype | None = None) -> Relation:
         """The relation on a device, with ids of a dtype and all formats that exist."""
-        moved: dict[str, Any] = {}
+        return self.mapped(lambda tensor: tensor.to(device=device, dtype=dtype))
+
+    def mapped(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Relation:
+        """The relation with what a function makes of each tensor, in all formats that exist."""
+        made: dict[str, Any] = {}
         for name in FORMATS:
             if (held := self.held(name)) is not None:
-                tensors = (None if t is None else t.to(device=device, dtype=dtype) for t in held)
-                moved[name] = type(held)(*tensors)  # type: ignore[arg-type]
-        return Relation(self.num_src, self.num_dst, formats=self.formats, **moved)
+                tensors = (None if t is None else function(t) for t in held)
+                made[name] = type(held)(*tensors)  # type: ignore[arg-type]
+        return Relation(self.num_src, self.num_dst, formats=self.formats, **made)
 
     def tensors(self) -> list[torch.Tensor]:
         formats = self._held.coo, self._held.csr, self._held.csc
@@ -450,6 +451,8 @@ def compress(
     dtype, device = major.dtype, major.device
     if may_be_sorted and bool((major[1:] >= major[:-1]).all()):
         ordered, eids = major, None
+    elif device.type == "cpu":
+        return Compressed(*group_on_cpu(major, minor, num_major))
     else:
         # Half the bytes are half the passes of a radix sort.
         keys = major.int() if num_major < 2**31 else major

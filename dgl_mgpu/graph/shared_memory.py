@@ -5,9 +5,9 @@ from __future__ import annotations
 import mmap
 import os
 import tempfile
-import weakref
 from contextlib import suppress
 from math import prod
+from multiprocessing.util import Finalize
 from pathlib import Path
 
 import torch
@@ -20,7 +20,10 @@ _POSIX = Path("/dev/shm")
 def map_shared_memory(
     name: str, is_create: bool, shape: tuple[int, ...], dtype: torch.dtype
 ) -> torch.Tensor:
-    """A tensor in shared memory, made or found; it is removed with the tensor that made it."""
+    """A tensor in shared memory, made or found; it is removed with the tensor that made it.
+
+    Or with its process: autograd may keep a tensor until then, which nothing frees.
+    """
     path = shared_memory_path(name)
     num_bytes = max(1, prod(shape) * dtype.itemsize)
     if is_create:
@@ -45,7 +48,8 @@ def map_shared_memory(
     finally:
         os.close(file)
     if is_create:
-        weakref.finalize(memory, _unlink, path, inode, os.getpid())
+        # Also at the end of processes of multiprocessing, which leave without atexit's functions.
+        Finalize(memory, _unlink, (path, inode), exitpriority=0)
     elements = torch.frombuffer(memory, dtype=dtype, count=-1 if prod(shape) else 0)
     return elements.reshape(shape)
 
@@ -61,8 +65,8 @@ def exists_shared_memory(name: str) -> bool:
     return shared_memory_path(name).exists()
 
 
-def _unlink(path: Path, inode: int, process: int) -> None:
+def _unlink(path: Path, inode: int) -> None:
     """Remove what a process has made, unless another has made some of this name meanwhile."""
     with suppress(OSError):
-        if os.getpid() == process and path.stat().st_ino == inode:
+        if path.stat().st_ino == inode:
             path.unlink()

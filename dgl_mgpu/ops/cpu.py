@@ -107,6 +107,62 @@ store_int32 = _store(types.int32)
 store_int64 = _store(types.int64)
 
 
+class Vector(types.Type):
+    """Several numbers that a processor adds at once, as the type of a kernel's variable.
+
+    A compiler makes vectors of a loop over columns, but keeps sums of rows of any width in memory.
+    """
+
+    def __init__(self, dtype: types.Type, lanes: int) -> None:
+        super().__init__(name=f"Vector({dtype}, {lanes})")
+        self.dtype, self.lanes = dtype, lanes
+
+
+@numba.extending.register_model(Vector)
+class _VectorModel(numba.extending.models.PrimitiveModel):  # type: ignore[misc]
+    def __init__(self, manager: Any, vector: Vector) -> None:
+        number = manager.lookup(vector.dtype).get_value_type()
+        super().__init__(manager, vector, ir.VectorType(number, vector.lanes))
+
+
+#: Bytes of the vectors that kernels have: of a cache line, and for what is left of a row.
+WIDE, NARROW = CACHE_LINE, 16
+
+
+@intrinsic
+def zeros(typing_context, example, num_bytes):  # type: ignore[no-untyped-def]
+    """A vector of zeros like ``example``, a float32 or float64; ``num_bytes`` is a constant."""
+    if not isinstance(num_bytes, types.IntegerLiteral):
+        return None
+    vector = Vector(example, num_bytes.literal_value * 8 // example.bitwidth)
+
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        return ir.Constant(context.get_value_type(vector), None)
+
+    return vector(example, num_bytes), codegen
+
+
+@intrinsic
+def add_at(typing_context, vector, address):  # type: ignore[no-untyped-def]
+    """A vector plus the one at an address."""
+
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        pointer = builder.inttoptr(args[1], args[0].type.as_pointer())
+        return builder.fadd(args[0], builder.load(pointer, align=vector.dtype.bitwidth // 8))
+
+    return vector(vector, types.int64), codegen
+
+
+@intrinsic
+def store_vector(typing_context, address, vector):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        pointer = builder.inttoptr(args[0], args[1].type.as_pointer())
+        builder.store(args[1], pointer, align=vector.dtype.bitwidth // 8)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, vector), codegen
+
+
 @intrinsic
 def copy_bytes(typing_context, target, source, count):  # type: ignore[no-untyped-def]
     """memcpy between two addresses."""
@@ -235,7 +291,12 @@ def scratch(name: str, size: int) -> np.ndarray:
 _RANGES_PER_THREAD = 4
 
 #: ``void fn(void *data)``, what GOMP_parallel runs on each thread of the team.
-_TeamFunction = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+_TeamFunction = ctypes.CFUNCTYPE(None, ctypes.py_object)
+
+
+@_TeamFunction
+def _call(work: Callable[[], None]) -> None:
+    work()
 
 
 def _find_team() -> Callable[..., None] | None:
@@ -249,7 +310,7 @@ def _find_team() -> Callable[..., None] | None:
         team = ctypes.CDLL(None).GOMP_parallel
     except (AttributeError, OSError, TypeError):
         return None
-    team.argtypes = [_TeamFunction, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
+    team.argtypes = [_TeamFunction, ctypes.py_object, ctypes.c_uint, ctypes.c_uint]
     team.restype = None
     return team
 
@@ -280,13 +341,13 @@ def _on_pool(work: Callable[[], None], threads: int) -> None:
 def _on_team(team: Callable[..., None], work: Callable[[], None], threads: int) -> None:
     errors: list[BaseException] = []
 
-    def call(_: int | None) -> None:
+    def guarded() -> None:
         try:
             work()
         except BaseException as error:  # must not unwind through the OpenMP runtime
             errors.append(error)
 
-    team(_TeamFunction(call), None, threads, 0)
+    team(_call, guarded, threads, 0)
     if errors:
         raise errors[0]
 

@@ -202,6 +202,8 @@ def sample_etype_neighbors(
 
 #: Seeds sampled together, and the draws they may need together.
 _SEEDS, _DRAWS = 64, 1024
+#: Sampled edges that are worth waking a thread for.
+_EDGES = 8192
 #: Up to here repeated picks are found by comparing with all earlier ones, then by hashing.
 _FEW = 48
 
@@ -371,8 +373,9 @@ def _sample_neighbors_cpu(
     total = int(indptr[-1])
     neighbors = torch.empty(total, dtype=idtype)
     eids = torch.empty(total, dtype=idtype)
+    grain = max(GRAIN, _EDGES * seeds.numel() // max(total, 1))
     cpu.run(
-        _fill, seeds.numel(), GRAIN, seeds.data_ptr(), seeds.element_size(), graph[1], ranges,
+        _fill, seeds.numel(), grain, seeds.data_ptr(), seeds.element_size(), graph[1], ranges,
         indptr.numpy(), replace, largest if fanout >= 0 else 0, key, neighbors.data_ptr(),
         eids.data_ptr(), idtype.itemsize,
     )  # fmt: skip

@@ -14,7 +14,19 @@ from torch import Tensor
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.ops import cpu
 from dgl_mgpu.ops.check import DTYPES, ID_DTYPES, MAX_ROW_BYTES, check_tensor
-from dgl_mgpu.ops.cpu import AHEAD, inline, kernel, load_id, prefetch_row
+from dgl_mgpu.ops.cpu import (
+    AHEAD,
+    NARROW,
+    WIDE,
+    add_at,
+    inline,
+    kernel,
+    load_id,
+    prefetch,
+    prefetch_row,
+    store_vector,
+    zeros,
+)
 from dgl_mgpu.ops.library import Operator, Sizes, Written, call
 
 OPS = ("add", "sub", "mul", "div", "copy_lhs", "copy_rhs")
@@ -308,8 +320,10 @@ def check_entries(
         )
 
 
-#: Rows that are worth waking a thread for.
-_GRAIN = 64
+#: Rows, and numbers in all of their messages, that are worth waking a thread for.
+_GRAIN, _NUMBERS = 64, 1 << 17
+#: How many entries ahead rows are prefetched that are only added up.
+_SOON = 24
 
 _ADD, _SUB, _MUL, _DIV, _COPY_LHS, _COPY_RHS = range(6)
 _SUM, _MEAN, _MAX, _MIN = range(4)
@@ -378,6 +392,61 @@ def _choose(target: np.ndarray, row: np.ndarray, sign: float, arg: np.ndarray, e
         arg[column] = entry if is_better else arg[column]
 
 
+@inline
+def _row_at(ids: int, entry: int, id_width: int) -> int:
+    return load_id(ids, entry, id_width) if ids != 0 else entry
+
+
+@inline
+def _add_row(
+    target: np.ndarray, rows: np.ndarray, ids: int, id_width: int, first: int, last: int, end: int
+) -> None:
+    """Set ``target`` to the sum of the rows of entries ``[first, last)``, in their order.
+
+    Sums of some columns are kept in registers over all entries.  ``end`` is the end of all entries,
+    up to which rows are prefetched.
+    """
+    zero = target.dtype.type(0.0)
+    size, num_bytes = target.itemsize, len(target) * target.itemsize
+    at, to = rows.ctypes.data, target.ctypes.data
+    done = 0
+    while done + 4 * WIDE <= num_bytes:
+        a, b, c, d = zeros(zero, WIDE), zeros(zero, WIDE), zeros(zero, WIDE), zeros(zero, WIDE)
+        for entry in range(first, last):
+            soon = at + done + _row_at(ids, min(entry + _SOON, end - 1), id_width) * num_bytes
+            for line in range(4):
+                prefetch(soon + line * WIDE)
+            address = at + done + _row_at(ids, entry, id_width) * num_bytes
+            a, b = add_at(a, address), add_at(b, address + WIDE)
+            c, d = add_at(c, address + 2 * WIDE), add_at(d, address + 3 * WIDE)
+        store_vector(to + done, a)
+        store_vector(to + done + WIDE, b)
+        store_vector(to + done + 2 * WIDE, c)
+        store_vector(to + done + 3 * WIDE, d)
+        done += 4 * WIDE
+    while done + WIDE <= num_bytes:
+        a = zeros(zero, WIDE)
+        for entry in range(first, last):
+            soon = _row_at(ids, min(entry + _SOON, end - 1), id_width)
+            prefetch(at + done + soon * num_bytes)
+            a = add_at(a, at + done + _row_at(ids, entry, id_width) * num_bytes)
+        store_vector(to + done, a)
+        done += WIDE
+    while done + NARROW <= num_bytes:
+        e = zeros(zero, NARROW)
+        for entry in range(first, last):
+            soon = _row_at(ids, min(entry + _SOON, end - 1), id_width)
+            prefetch(at + done + soon * num_bytes)
+            e = add_at(e, at + done + _row_at(ids, entry, id_width) * num_bytes)
+        store_vector(to + done, e)
+        done += NARROW
+    for column in range(done // size, len(target)):
+        total = zero
+        for entry in range(first, last):
+            total += rows[_row_at(ids, entry, id_width), column]
+        target[column] = total
+
+
 @kernel
 def _spmm(
     begin: int, end: int, indptr: int, indices: int, eids: int, id_width: int, u: np.ndarray,
@@ -396,6 +465,13 @@ def _spmm(
     for row in range(begin, end):
         total[:] = -sign * np.inf if is_choice else 0.0
         first, last = load_id(indptr, row, id_width), load_id(indptr, row + 1, id_width)
+        if not is_choice and op in (_COPY_LHS, _COPY_RHS):
+            rows, ids = (u, indices) if op == _COPY_LHS else (e, eids)
+            _add_row(out[row], rows, ids, id_width, first, last, end_of_all)
+            if reduce == _MEAN and last > first:
+                for column in range(out.shape[1]):
+                    out[row, column] /= last - first
+            continue
         for entry in range(first, last):
             if entry + AHEAD < end_of_all:
                 if indices != 0:
@@ -448,8 +524,10 @@ def _spmm_cpu(
         chosen = torch.full((len(out), width), -1, dtype=torch.int64)
     else:
         chosen = indptr.new_empty(0, 0) if only is None else only.zero_().view(len(out), width)
+    entries = next(len(ids) for ids in (indices, eids, e) if ids is not None)
+    grain = max(_GRAIN, _NUMBERS * len(out) // max(entries * width, 1))
     cpu.run(
-        _spmm, len(out), _GRAIN, address(indptr), address(indices), address(eids),
+        _spmm, len(out), grain, address(indptr), address(indices), address(eids),
         indptr.element_size(), left.numpy(), right.numpy(), repeat, OPS.index(op),
         REDUCES.index(reduce), results.numpy(), chosen.numpy(),
     )  # fmt: skip

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.ops import device as gpu
-from dgl_mgpu.ops.check import check_ids, check_integer
+from dgl_mgpu.ops.check import check_ids, check_integer, raise_at_bad_id
 from dgl_mgpu.ops.cpu import kernel, load_id, scratch, store_id
 from dgl_mgpu.ops.device import Kernel, c_type
 from dgl_mgpu.ops.library import Operator, Size, call
@@ -111,11 +111,14 @@ def _to_edge_order(
 def _group(
     rows: np.ndarray, columns: np.ndarray, width: int, counts: np.ndarray, indptr: int,
     indices: int, eids: int,
-) -> None:  # fmt: skip
-    """Group edges by column, in their order."""
+) -> int:  # fmt: skip
+    """Group edges by column, in their order; the first edge whose column is none, or -1."""
     counts[:] = 0
     for edge in range(len(columns)):
-        counts[columns[edge]] += 1
+        column = columns[edge]
+        if column < 0 or column >= len(counts):
+            return edge
+        counts[column] += 1
     total = 0
     for column in range(len(counts)):
         count = counts[column]
@@ -128,6 +131,23 @@ def _group(
         counts[columns[edge]] = place + 1
         store_id(indices, place, width, rows[edge])
         store_id(eids, place, width, edge)
+    return -1
+
+
+def group_on_cpu(major: Tensor, minor: Tensor, num_major: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Edges grouped by their ends ``major``, as :func:`transpose` returns them, on the CPU.
+
+    Both ends are int32 or int64, shape (nnz,).  Raises IdOutOfRangeError unless those of ``major``
+    are in [0, num_major).
+    """
+    out = outputs(minor, num_major)
+    counts = scratch("transpose_counts", num_major)
+    place = _group(
+        minor.contiguous().numpy(), major.contiguous().numpy(), minor.element_size(), counts,
+        *(tensor.data_ptr() for tensor in out),
+    )  # fmt: skip
+    raise_at_bad_id([place], major, num_major, _ACTION)
+    return out
 
 
 @transpose_op.cpu

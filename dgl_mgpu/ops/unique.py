@@ -81,8 +81,8 @@ def append_unique(seeds: Tensor, neighbors: Tensor) -> tuple[Tensor, Tensor]:
     return torch.ops.dgl_mgpu.append_unique(seeds, neighbors)
 
 
-#: Ids that are worth waking a thread for.
-_GRAIN = 32768
+#: Ids that are worth waking a thread for, and up to how many one thread numbers alone.
+_GRAIN = _FEW = 32768
 #: Ids per bucket aimed at: its table and keys stay in a core's second-level cache.
 _BUCKET = 8192
 _MAX_BUCKETS = 1 << 12
@@ -229,10 +229,58 @@ def _number(
         store_id(local, index, width, number)
 
 
+@kernel
+def _number_few(
+    total: int, seeds: int, num_seeds: int, neighbors: int, width: int, keys: np.ndarray,
+    table: np.ndarray, local: int,
+) -> int:  # fmt: skip
+    """Number all ids one by one; how many nodes there are, or -1 - place for a bad id's place.
+
+    ``keys`` gets the nodes; ``table``, a power of two, has for each slot a node's number.
+    """
+    table[:] = -1
+    mask, count = len(table) - 1, 0
+    for place in range(total):
+        key = _id_at(place, seeds, num_seeds, neighbors, width)
+        if key < 0:
+            return -1 - place
+        slot = _hash(key) & mask
+        number = table[slot]
+        while number >= 0 and keys[number] != key:
+            slot = (slot + 1) & mask
+            number = table[slot]
+        if number < 0 or place < num_seeds:
+            keys[count] = key
+            if number < 0:
+                table[slot] = count
+                number = count
+            count += 1
+        if place >= num_seeds:
+            store_id(local, place - num_seeds, width, number)
+    return count
+
+
+def _append_few(seeds: Tensor, neighbors: Tensor) -> tuple[Tensor, Tensor]:
+    """As :func:`append_unique`, on one thread: to wake another would take longer."""
+    total = seeds.numel() + neighbors.numel()
+    keys = scratch("unique_keys", total)
+    table = scratch("unique_table", 1 << (2 * total).bit_length())
+    local = torch.empty_like(neighbors)
+    count = _number_few(
+        total, seeds.data_ptr(), seeds.numel(), neighbors.data_ptr(), seeds.element_size(), keys,
+        table, local.data_ptr(),
+    )  # fmt: skip
+    if count < 0:
+        raise_at_negative_id(torch.cat([seeds, neighbors]), -1 - count)
+    return torch.from_numpy(keys[:count]).to(seeds.dtype, copy=True), local
+
+
 @append_unique_op.cpu
 def _append_unique_cpu(seeds: Tensor, neighbors: Tensor) -> tuple[Tensor, Tensor]:
     num_seeds, num_neighbors, width = seeds.numel(), neighbors.numel(), seeds.element_size()
     total = num_seeds + num_neighbors
+    if total <= _FEW:
+        return _append_few(seeds, neighbors)
     ids = (seeds.data_ptr(), num_seeds, neighbors.data_ptr(), width)
 
     bounds = np.array(cpu.split(total, _GRAIN), dtype=np.int64)

@@ -292,8 +292,8 @@ def check_traversals(
     return tiered_path(path, [0.0, *(traversal * num_traversals)[1:]])
 
 
-#: Walks, or seeds, that are worth waking a thread for.
-_GRAIN = 256
+#: Steps of walks that are worth waking a thread for, and seeds whose visits are.
+_GRAIN, _SEED_GRAIN = 4096, 256
 #: Walks that take each step together, so that their misses overlap.
 _TOGETHER = 32
 
@@ -412,11 +412,14 @@ def _random_walk_cpu(
     traces[:, 0] = starts
     taken = np.empty((0, 0), dtype=np.int64) if edges is None else edges.numpy()
     graphs = [rows_argument(*view) for view in zip(tiers, pointers, positions, strict=True)]
-    for step, stop in enumerate(stops):
-        cpu.run(
-            _step, len(traces), _GRAIN, step, walks.numpy(), graphs[step % len(graphs)],
-            idtype.itemsize, stop, key, traces.numpy(), taken,
-        )  # fmt: skip
+    numbers, nodes = walks.numpy(), traces.numpy()
+
+    def walk(begin: int, end: int) -> None:
+        for step, stop in enumerate(stops):
+            graph = graphs[step % len(graphs)]
+            _step(begin, end, step, numbers, graph, idtype.itemsize, stop, key, nodes, taken)
+
+    cpu.run(walk, len(traces), -(-_GRAIN // max(1, len(stops))))
     return traces
 
 
@@ -434,7 +437,7 @@ def _pinsage_neighbors_cpu(
     neighbors = torch.empty((seeds.numel(), num_neighbors), dtype=torch.int64)
     counts = torch.empty_like(neighbors)
     cpu.run(
-        _select, len(neighbors), _GRAIN, traces.numpy(), num_walks, len(path.tiers),
+        _select, len(neighbors), _SEED_GRAIN, traces.numpy(), num_walks, len(path.tiers),
         neighbors.numpy(), counts.numpy(),
     )  # fmt: skip
     selected = counts > 0

@@ -474,7 +474,7 @@ def _index_for(g: DGLGraph, device: torch.device) -> TensorIndex | None:
             return None
         index = pinned_tensors(index)
     elif index.device != device:
-        return None
+        index = pinned_tensors(index)
     if index is None or any("csc" not in relation.formats for relation in index.relations):
         return None
     return index

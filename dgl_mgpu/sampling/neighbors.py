@@ -13,9 +13,13 @@ from dataclasses import replace as with_fields
 from typing import Any
 
 import torch
+from dgl.base import EID
+from dgl.heterograph import DGLGraph
 from dgl.heterograph_index import HeteroGraphIndex
 
+from dgl_mgpu.graph.block_frames import BlockFrame, FrameColumns
 from dgl_mgpu.graph.dispatch import as_tensor, is_null
+from dgl_mgpu.graph.errors import raising_dgl_errors
 from dgl_mgpu.graph.index import SubgraphIndex, TensorIndex
 from dgl_mgpu.ops import negative_edges
 from dgl_mgpu.sampling.labor import Variates, pick_labor, take_all
@@ -74,6 +78,35 @@ def sample_neighbors(
             edges = keep(edges, not_excluded(edges, excluded[etype]))
         samples.append(Sample(seeds, edges))
     return as_subgraph(index, samples, edge_dir, device)
+
+
+@raising_dgl_errors
+def sample_homogeneous(
+    g: DGLGraph,
+    nodes: torch.Tensor,
+    fanout: int,
+    edge_dir: str,
+    replace: bool,
+    copy_ndata: bool,
+    copy_edata: bool,
+) -> DGLGraph:
+    """``dgl.sampling.sample_neighbors`` of a graph of tensors with one type of nodes and edges.
+
+    The same samples as by :func:`sample_neighbors`, without the lists and arrays that DGL makes for
+    it: half of the time of a small call.
+    """
+    index: TensorIndex = g._graph
+    device = index.device
+    view = edges_view(index.relations[0], format_of(edge_dir), device)
+    edges = draw(view, nodes, fanout, new_key(), replace, None)
+    sampled = as_subgraph(index, [Sample(nodes, edges)], edge_dir, device)
+    node_frames = [frame.clone() for frame in g._node_frames] if copy_ndata else None
+    edge_frames = None
+    if copy_edata:
+        (eids,) = sampled.induced_edges
+        columns = FrameColumns(g._edge_frames[0], EID)
+        edge_frames = [BlockFrame(EID, eids, len(eids), columns)]
+    return DGLGraph(sampled.graph, g.ntypes, g.etypes, node_frames, edge_frames)
 
 
 def sample_neighbors_fused(

@@ -41,10 +41,10 @@ def resolve_graph(
 
     Raises InvalidInputError if nodes are on a GPU, and the graph is on the CPU and not pinned.
     """
-    if isinstance(graph, TensorIndex):
-        return graph, graph.device
     devices = (array.device for array in arrays if isinstance(array, torch.Tensor))
     device = next((device for device in devices if device.type != "cpu"), torch.device("cpu"))
+    if isinstance(graph, TensorIndex) and (graph.device.type != "cpu" or device.type == "cpu"):
+        return graph, graph.device
     pinned = pinned_tensors(graph)
     if pinned is None:
         raise InvalidInputError(

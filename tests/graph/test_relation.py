@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from dgl_mgpu.errors import IdOutOfRangeError
 from dgl_mgpu.graph import relation as relations
 from dgl_mgpu.graph.relation import FORMATS, Compressed, Coo, Relation
 from tests.ops.test_transpose import ID_DTYPES, matrix
@@ -73,3 +74,9 @@ def test_nothing_else_is_made_and_kept(where, given, asked):
     alone = alone.with_formats((asked,))
     assert alone.created == (asked,)
     assert_same(getattr(alone, asked)(), made)
+
+
+def test_ends_that_are_no_nodes_are_refused_on_the_cpu():
+    relation = Relation(3, 2, coo=Coo(torch.tensor([0, 1, 2]), torch.tensor([1, 2, 0])))
+    with pytest.raises(IdOutOfRangeError, match="id 2 at place 1"):
+        relation.csc()

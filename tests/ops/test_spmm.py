@@ -155,6 +155,20 @@ def check(indptr, indices, eids, u, e, op, reduce):
     assert_product(found, indptr, indices, eids, u, e, op, reduce)
 
 
+@pytest.mark.parametrize("width", [1, 2, 4, 7, 16, 31, 64, 85, 128, 133])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("op", ["copy_lhs", "copy_rhs"])
+def test_sums_of_rows_of_any_width_are_in_the_order_of_entries(op, dtype, width):
+    indptr, indices, eids = graph(GRAPHS["rows without entries"])
+    u, e = torch.randn(SOURCES, width, dtype=dtype), torch.randn(len(eids), width, dtype=dtype)
+    rows = u[indices] if op == "copy_lhs" else e[eids]
+    wanted = torch.zeros(len(indptr) - 1, width, dtype=dtype)
+    for row, entries in enumerate(rows.split(indptr.diff().tolist())):
+        for entry in entries:
+            wanted[row] += entry
+    assert torch.equal(spmm(indptr, indices, eids, u, e, op, "sum")[0], wanted)
+
+
 @pytest.mark.parametrize("name", GRAPHS)
 @pytest.mark.parametrize("id_dtype", [torch.int32, torch.int64])
 @pytest.mark.parametrize("permuted", [False, True])

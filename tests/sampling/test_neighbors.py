@@ -58,6 +58,33 @@ def test_counts_are_those_of_dgl_and_edges_those_of_seeds(
         assert sorted(eids.tolist()) == sorted(expected.edata[dgl.EID].tolist())
 
 
+@pytest.mark.parametrize("copies", [True, False])
+@pytest.mark.parametrize(
+    ("fanout", "edge_dir", "replace"), [(4, "in", 0), (-1, "out", 0), (9, "in", 1)]
+)
+def test_a_graph_of_one_type_is_sampled_as_one_of_several(
+    device, fanout, edge_dir, replace, copies
+):
+    g, seeds = multigraph(device, torch.int64), torch.tensor(SEEDS, device=device)
+    g.ndata["x"] = torch.randn(g.num_nodes(), 2, device=device)
+    options = dict(edge_dir=edge_dir, replace=bool(replace), copy_ndata=copies, copy_edata=copies)
+    samples = []
+    for nodes in (seeds, {g.ntypes[0]: seeds}):  # at once, and through DGL's C function
+        dgl.seed(7)
+        samples.append(sample_neighbors(g, nodes, fanout, **options))
+    found, expected = samples
+    for end, other in zip(found.edges(), expected.edges(), strict=True):
+        assert torch.equal(end, other)
+    for side in ("ndata", "edata"):
+        columns = dict(getattr(found, side)), dict(getattr(expected, side))
+        assert columns[0].keys() == columns[1].keys()
+        assert all(torch.equal(columns[0][name], columns[1][name]) for name in columns[0])
+    with pytest.raises(dgl.DGLError, match="-2"):
+        sample_neighbors(g, seeds, -2)
+    with pytest.raises(dgl.DGLError, match=str(g.num_nodes())):
+        sample_neighbors(g, seeds.new_tensor([g.num_nodes()]), 3)
+
+
 @pytest.mark.parametrize("edge_dir", ["in", "out"])
 @pytest.mark.parametrize("prob", [None, "w"])
 def test_edge_types(device, edge_dir, prob):

@@ -45,7 +45,7 @@ class _Pins:
 
 
 def pin_index(index: HeteroGraphIndex) -> HeteroGraphIndex:
-    """Pin the structure of DGL's own graph in all its formats: ``_CAPI_DGLHeteroPinMemory_``.
+    """Pin the structure of a graph on the CPU in all its formats: ``_CAPI_DGLHeteroPinMemory_``.
 
     A format that it gets later is pinned when a GPU first samples by it.  The memory stays pinned
     until a graph that shares it is unpinned, or as long as one lives that was pinned or asked
@@ -68,10 +68,13 @@ def pin_copy(index: HeteroGraphIndex) -> HeteroGraphIndex:
             "torch sees no GPU",
             "leave the graph as it is, or use a machine with a GPU",
         )
+    num_nodes = [index.num_nodes(ntype) for ntype in range(index.number_of_ntypes())]
+    if isinstance(index, TensorIndex):
+        pinned = [relation.mapped(torch.Tensor.pin_memory) for relation in index.relations]
+        return pin_index(TensorIndex(index.schema, num_nodes, pinned))
     relations = [
         _copy_relation(index.get_relation_graph(etype)) for etype in range(index.number_of_etypes())
     ]
-    num_nodes = [index.num_nodes(ntype) for ntype in range(index.number_of_ntypes())]
     return pin_index(
         create_heterograph_from_relations(index.metagraph, relations, toindex(num_nodes))
     )
@@ -157,14 +160,23 @@ def _shared_pins(index: HeteroGraphIndex) -> _Pins | None:
 
 
 def _pinned_formats(relation: HeteroGraphIndex) -> list[PinnedMemory]:
-    addresses = [array.handle.contents.data or 0 for array in _states_of(relation).arrays]
     pinned: list[PinnedMemory] = []
-    if not any(map(_memory_at, addresses)):
-        return pinned
-    for name in relation.formats()["created"]:
-        # Edge ids, the third, are not pinned where they are only places.
-        first, second = map(_memory_at, addresses[:2])
+    for addresses in _addresses(relation):
+        first, second = map(_memory_at, addresses)
         if first is not None and second is not None:
             pinned += first, second
-        addresses = addresses[_ARRAYS[name] :]
     return pinned
+
+
+def _addresses(relation: HeteroGraphIndex) -> list[tuple[int, int]]:
+    """Of the first two arrays of each format: edge ids, the third, may be only places."""
+    if isinstance(relation, TensorIndex):
+        (edges,) = relation.relations
+        held = [edges.held(name) for name in edges.created]
+        return [(matrix[0].data_ptr(), matrix[1].data_ptr()) for matrix in held if matrix]
+    addresses = [array.handle.contents.data or 0 for array in _states_of(relation).arrays]
+    by_format = []
+    for name in relation.formats()["created"]:
+        by_format.append((addresses[0], addresses[1]))
+        addresses = addresses[_ARRAYS[name] :]
+    return by_format

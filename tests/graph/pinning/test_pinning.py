@@ -27,6 +27,7 @@ from dgl_mgpu.errors import (
     InvalidInputError,
     UnavailableError,
 )
+from dgl_mgpu.graph.dispatch import tensor_backed_graphs
 from dgl_mgpu.graph.pinning import pinned_graphs, pinning
 from dgl_mgpu.graph.relation import Compressed
 from dgl_mgpu.ops import gather, scatter
@@ -315,6 +316,25 @@ def test_what_dgl_makes_of_a_pinned_graph_later_leaves_it_pinned(driver):
     assert graph.is_pinned() and graph["follows"].is_pinned()
     graph.unpin_memory_()
     assert not driver.registered
+
+
+def test_graphs_of_tensors_are_pinned_as_those_of_dgl(driver):
+    with tensor_backed_graphs():  # as all are without DGL's binary
+        graph = two_relations().formats(["coo", "csc"])
+        graph.nodes["game"].data["x"] = torch.randn(2, 3)
+        follows = graph["follows"]
+        graph.create_formats_()
+        assert not graph.is_pinned() and graph.pin_memory_().is_pinned()
+        assert follows.is_pinned() and all(map(driver.covers, pinned_tensors(graph)))
+        assert len(pinned_tensors(graph)) >= 8
+        assert driver.covers(graph.nodes["game"].data["x"])
+        assert not graph.int().is_pinned() and not two_relations().is_pinned()
+        for twin in (copy.deepcopy(graph), pickle.loads(pickle.dumps(graph))):
+            assert twin.is_pinned() and all(map(driver.covers, pinned_tensors(twin)))
+            twin.unpin_memory_()
+            assert not twin.is_pinned() and graph.is_pinned()
+        graph.unpin_memory_()
+        assert not graph.is_pinned() and not follows.is_pinned() and not driver.registered
 
 
 def test_to_ask_a_graph_makes_no_formats(driver):

@@ -20,6 +20,7 @@ from dgl.utils import (
 )
 
 from dgl_mgpu.errors import IdOutOfRangeError, InvalidInputError
+from dgl_mgpu.graph.dispatch import tensor_backed_graphs
 from dgl_mgpu.ops import device
 
 pytestmark = pytest.mark.skipif(
@@ -148,6 +149,37 @@ def test_graphs_that_share_memory_are_sampled_in_place_and_unpinned_together():
     assert follows.is_pinned() and sampled(follows) == [0, 1]
     follows.unpin_memory_()
     assert not follows.is_pinned()
+
+
+def test_graphs_of_tensors_in_pinned_memory_are_sampled_in_place():
+    with tensor_backed_graphs():  # as all on the CPU are without DGL's binary
+        graph = dgl.rand_graph(200, 3000)
+        graph.ndata["x"] = torch.arange(200.0)[:, None]
+        other = graph["_E"]
+        seeds = torch.arange(50, device="cuda")
+        with pytest.raises(dgl.DGLError, match="device cpu"):
+            dgl.sampling.sample_neighbors(other, seeds, -1)
+        graph.pin_memory_()
+        for each in (graph, other, pickle.loads(pickle.dumps(graph))):
+            assert each.is_pinned()
+            found = dgl.sampling.sample_neighbors(each, seeds, -1)
+            wanted = graph.in_degrees(torch.arange(50))
+            assert found.device.type == "cuda"
+            assert found.in_degrees(seeds).tolist() == wanted.tolist()
+            assert graph.has_edges_between(*(end.cpu() for end in found.edges())).all()
+        copied = dgl.DGLGraph(graph._graph.pin_memory(), graph.ntypes, graph.etypes)
+        assert copied.is_pinned()
+        sampler = dgl.dataloading.NeighborSampler([5, 5], prefetch_node_feats=["x"])
+        where = {"device": torch.device("cuda"), "use_uva": True, "batch_size": 16}
+        loader = dgl.dataloading.DataLoader(graph, seeds, sampler, **where)
+        for inputs, _, blocks in loader:
+            assert inputs.device.type == "cuda" and blocks[0].device.type == "cuda"
+            assert blocks[0].srcdata["x"][:, 0].tolist() == inputs.tolist()
+            nodes = blocks[0].srcdata[dgl.NID].cpu()
+            source, target = (end.cpu() for end in blocks[0].edges())
+            assert graph.has_edges_between(nodes[source], nodes[target]).all()
+        graph.unpin_memory_()
+        assert not graph.is_pinned() and not other.is_pinned()
 
 
 def test_pickled_graphs_and_copies_are_pinned():

@@ -32,12 +32,39 @@ def sample_neighbors(
     """As `dgl.sampling.sample_neighbors`, also of a store's graph."""
     from dgl_mgpu.dgl.patches.dataloading.dataloader import is_in_a_store
 
+    is_plain = type(fanout) is int and fanout != 0 and prob is None and exclude_edges is None
+    if is_plain and output_device is None and not _dist_training and _is_homogeneous(g, nodes):
+        from dgl_mgpu.sampling.neighbors import sample_homogeneous
+
+        return sample_homogeneous(g, nodes, fanout, edge_dir, replace, copy_ndata, copy_edata)
     original = partial(originals["dgl.sampling.neighbor:sample_neighbors"], g)
     sample = g.sample_neighbors if is_in_a_store(g) else original
     return sample(
         nodes, fanout, edge_dir, prob, replace, copy_ndata, copy_edata, _dist_training,
         exclude_edges, output_device,
     )  # fmt: skip
+
+
+def _is_homogeneous(g: Any, nodes: Any) -> bool:
+    """Whether a graph of tensors has one type of nodes and edges, and these are such nodes.
+
+    Calls that are recorded go through DGL's C function.
+    """
+    from dgl.heterograph import DGLGraph
+
+    from dgl_mgpu.dgl.capi import record
+    from dgl_mgpu.graph.index import TensorIndex
+
+    if type(g) is not DGLGraph or type(g._graph) is not TensorIndex or record.recording:
+        return False
+    index = g._graph
+    return (
+        index.schema.is_single
+        and index.schema.num_ntypes == 1
+        and isinstance(nodes, torch.Tensor)
+        and nodes.dim() == 1
+        and (nodes.dtype, nodes.device) == (index.idtype, index.device)
+    )
 
 
 def _sample_neighbors(
