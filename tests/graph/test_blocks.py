@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from dgl_mgpu.errors import IdOutOfRangeError
 from dgl_mgpu.graph.dispatch import tensor_backed_graphs
 from dgl_mgpu.graph.index import TensorIndex
-from dgl_mgpu.ops import sample_blocks_async
+from dgl_mgpu.sampling import block_sampling
 from tests.environment import search_path
 from tests.sampling.loaders import assert_blocks_are_right
 
@@ -367,11 +367,15 @@ def test_every_edge_is_drawn_as_often_as_any_other():
 def test_what_is_not_sampled_at_once_takes_dgls_own_way(monkeypatch):
     calls = []
 
-    def count(*arguments, **options):
-        calls.append(1)
-        return sample_blocks_async(*arguments, **options)
+    def counted(function):
+        def count(*arguments, **options):
+            calls.append(1)
+            return function(*arguments, **options)
 
-    monkeypatch.setattr("dgl_mgpu.sampling.block_sampling.sample_blocks_async", count)
+        return count
+
+    for name in ("sample_blocks_async", "start"):
+        monkeypatch.setattr(block_sampling, name, counted(getattr(block_sampling, name)))
     g = homogeneous()
     seeds = torch.arange(5)
     sampled_hops(g, seeds, [2, 2])
