@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -97,8 +96,6 @@ class Batches:
         # Torch's iterator has drawn it, as it does for all loaders.
         self._draws = BatchDraws(loader.device, self._rest.dataloader_it._base_seed)
         self._seen: set[int] = set()
-        #: The last snapshot of dependencies, with the ids of what it was made of and the numbers.
-        self._snapshot: tuple[DependencySnapshot, list[int], tuple[int, int]] | None = None
         #: A store's tables that batches were made of, with their versions then.
         self._tables: dict[VersionedTable, int] = {}
         prob = weight_of(loader.graph_sampler)
@@ -287,16 +284,9 @@ class Batches:
             if isinstance(g, DGLGraph)
         ]
         writes = sum(table.version - version for table, version in self._tables.items())
-        things = graphs, parts, loader.graph_sampler, other_storages(loader)
-        numbers = loader._passes, writes
-        of_things = [id(it) for it in (*graphs, *itertools.chain(*parts), *things[2:])]
-        if self._snapshot is not None:
-            snapshot, *of_snapshot = self._snapshot
-            if of_snapshot == [of_things, numbers] and snapshot.is_current():
-                return snapshot
-        snapshot = DependencySnapshot(*things, *numbers)
-        self._snapshot = snapshot, of_things, numbers
-        return snapshot
+        return DependencySnapshot(
+            graphs, parts, loader.graph_sampler, other_storages(loader), loader._passes, writes
+        )
 
     def new_shared_state(self) -> list[torch.Tensor] | None:
         """Formats of the graph that sampling or the script has added."""

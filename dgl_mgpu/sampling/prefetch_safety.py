@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Sequence
 from types import NoneType
 from typing import Any, Protocol
 
@@ -65,29 +63,9 @@ class DependencySnapshot:
 
     def __init__(self, *things: object) -> None:
         self._held: list[object] = []
-        #: Every container that was looked into, and every tensor.
-        self._dicts: list[dict[Any, Any]] = []
-        self._lists: list[Sequence[Any]] = []
-        self._tensors: list[torch.Tensor] = []
-        self._has_unknown = False
         self._key = self._key_of(things)
-        self._quick = self._quick_key()
-
-    def _quick_key(self) -> tuple[list[int], ...]:
-        """Ids of what is in the containers, and tensors' versions: compared in less time."""
-        values = itertools.chain.from_iterable(map(dict.values, self._dicts))
-        items = itertools.chain(values, itertools.chain.from_iterable(self._lists))
-        sizes = map(len, itertools.chain(self._dicts, self._lists))
-        versions = [-1 if it.requires_grad else it._version for it in self._tensors]
-        return [*map(id, items)], [*sizes], versions
-
-    def is_current(self) -> bool:
-        """Whether it is certain that a snapshot of the same things would be equal now."""
-        return not self._has_unknown and self._quick_key() == self._quick
 
     def __eq__(self, other: object) -> bool:
-        if self is other:
-            return True
         return isinstance(other, DependencySnapshot) and self._key == other._key
 
     __hash__ = None  # type: ignore[assignment]
@@ -97,25 +75,18 @@ class DependencySnapshot:
         if kind in _VALUES:
             return thing
         if kind is list or kind is tuple:
-            self._lists.append(thing)
             return [it if type(it) in _VALUES else self._key_of(it) for it in thing]
         if kind is dict:
-            self._dicts.append(thing)
             return [
                 (name, it if type(it) in _VALUES else self._key_of(it))
                 for name, it in thing.items()
             ]
         if isinstance(thing, BaseTensorStorage):
-            self._dicts.append(vars(thing))
             return self._key_of([thing.storage, getattr(thing, "index", None)])
         self._held.append(thing)
         if isinstance(thing, torch.Tensor):
             # Torch does not count what is written in inference mode, or by a fused optimizer.
             is_unknown = thing.is_inference() or thing.requires_grad
-            if is_unknown:
-                self._has_unknown = True
-            else:
-                self._tensors.append(thing)
             return id(thing), object() if is_unknown else thing._version
         if kind in _ATTRIBUTES_COUNT or declares_prefetch_safe(thing):
             return id(thing), self._key_of(vars(thing))
