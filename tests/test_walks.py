@@ -113,7 +113,7 @@ def test_from_a_seed_to_its_loss(tmp_path, monkeypatch, without_pictures):
     options = f"data.root={tmp_path}", "trainer.epochs=1", f"hydra.run.dir={tmp_path / 'run'}"
     assert main(["train", *SMALL, *options]) == 0
     assert sorted(walk.on_stack) == named("a seed goes through", "has the loss.")
-    assert len(walk.on_stack) <= 24
+    assert len(walk.on_stack) <= 22
     assert len(walk.called | walk.on_stack) <= 49
 
 

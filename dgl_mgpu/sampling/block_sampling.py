@@ -46,6 +46,8 @@ Fanout = int | Mapping[str | CanonicalEtype, int]
 Sampled = tuple[Nodes, Nodes, list[DGLBlock]]
 
 _FORMATS = ["coo", "csr", "csc"]
+#: Plans of sampling that a graph keeps; scripts may draw fanouts.
+_MAX_PLANS = 16
 
 
 def sample_hops_async(
@@ -338,15 +340,18 @@ def _uniform_plan(
     index = _index_for(g, device)
     if index is None or not index.schema.is_single:
         return None
-    key = "uniform", g.canonical_etypes[0], device, tuple(fanouts), replace
+    plans: dict[Any, _UniformPlan] = index._cache.setdefault("uniform plans", {})
+    key = g.canonical_etypes[0], device, tuple(fanouts), replace
     try:
-        plan = index._cache.get(key)
+        plan = plans.get(key)
     except TypeError:  # fanouts by edge type
         return None
     if plan is None:
-        if not fanouts or not all(type(fanout) is int and fanout >= -1 for fanout in fanouts):
+        if not key[2] or not all(type(it) is int and -1 <= it < 1 << 63 for it in key[2]):
             return None
-        plan = index._cache[key] = _UniformPlan(g, index, device, fanouts, replace)
+        if len(plans) >= _MAX_PLANS:
+            plans.clear()
+        plan = plans[key] = _UniformPlan(g, index, device, fanouts, replace)
     return plan
 
 

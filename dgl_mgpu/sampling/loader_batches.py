@@ -83,9 +83,8 @@ class Batches:
             # host, which would wait for a GPU at every batch.
             self._seeds = iter(loader.dataset)
             seeds = self._seeds.dataset.cpu()
-            self._are_seeds_pinned = (
-                self._seeds.mapping_keys is None and loader.device.type == "cuda"
-            )
+            is_vector = self._seeds.mapping_keys is None and seeds.dim() == 1
+            self._are_seeds_pinned = is_vector and loader.device.type == "cuda"
             if self._are_seeds_pinned:
                 self._rows = _SeedRows(seeds, loader.device)
                 self._seeds = _pinned_batches(self._rows, self._seeds)
@@ -137,7 +136,7 @@ class Batches:
             with stage("sample"):
                 sampled = self._sampled(number, seeds, future)
             with stage("gather"):
-                if self._gathered(sampled):
+                if future is not None and future.result() is not None and self._gathered(sampled):
                     return sampled
                 self._rest.dataloader_it = iter([sampled])
                 return next(self._rest)
@@ -157,6 +156,7 @@ class Batches:
             or self._rest.use_thread
             or self._rest.stream is not None
             or type(sampler) not in (NeighborSampler, MultiLayerFullNeighborSampler)
+            or "assign_lazy_features" in vars(sampler)
             or sampler.prefetch_edge_feats
         ):
             return None

@@ -169,10 +169,11 @@ def test_hardly_any_nodes(num_nodes):
     assert_equal(dgl_mgpu.inference(model, g, x, layerwise=False), expected)
 
 
-def test_graphs_of_tensors():
-    model = made(MODELS["gat"])
+@pytest.mark.parametrize("name", ["gat", "gcn", "graphsage"])
+def test_graphs_of_tensors(name):
+    model = made(MODELS[name])
     g = homogeneous()
-    expected = expected_of(model, g, g.ndata["x"], 2)
+    expected = expected_of(model, g, g.ndata["x"], 3 if name == "graphsage" else 2)
     with tensor_backed_graphs():
         g = homogeneous()
         for options in ({}, {"batch_size": 6}):

@@ -8,17 +8,20 @@ import resource
 import time
 
 import dgl
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 from dgl.dataloading import DataLoader, NeighborSampler, as_edge_prediction_sampler
 from dgl.dataloading.negative_sampler import GlobalUniform, PerSourceUniform
+from dgl.frame import LazyFeature
 
 import dgl_mgpu
 from dgl_mgpu.errors import WorkerFailedError
 from dgl_mgpu.graph import random
 from dgl_mgpu.graph.dispatch import tensor_backed_graphs
 from dgl_mgpu.graph.index import TensorIndex
+from dgl_mgpu.sampling import block_sampling
 from dgl_mgpu.train.launch.launch import launch
 from tests.sampling.loaders import (
     assert_epoch_is_right,
@@ -254,3 +257,61 @@ def test_what_a_worker_has_made_later_does_not_overtake_what_it_cannot_hand_over
     )  # fmt: skip
     with pytest.raises(WorkerFailedError, match=r"cannot hand a mini-batch over.*full"):
         list(loader)
+
+
+def loaded(change, fanouts=(3, 2)):
+    """The mini-batches of a graph of tensors, whose sampler is changed first."""
+    with tensor_backed_graphs():
+        g = node_graph("cpu")
+        g.ndata["wide"] = torch.rand(g.num_nodes(), 9)
+        sampler = NeighborSampler(fanouts, prefetch_node_feats=["feat"], prefetch_labels=["label"])
+        change(sampler)
+        dgl.seed(3)
+        return g, [*DataLoader(g, torch.arange(60), sampler, batch_size=20)]
+
+
+def test_samplers_whose_methods_are_replaced_have_their_own_features():
+    def another(sampler):
+        assign = sampler.assign_lazy_features
+
+        def assigned(result):
+            result = assign(result)
+            result[2][0].srcdata["feat"] = LazyFeature("wide")
+            result[2][0].dstdata["wide"] = LazyFeature("wide")
+            return result
+
+        sampler.assign_lazy_features = assigned
+
+    g, batches = loaded(another)
+    for inputs, _, blocks in batches:
+        assert torch.equal(blocks[0].srcdata["feat"], g.ndata["wide"][inputs])
+        assert torch.equal(
+            blocks[0].dstdata["wide"], g.ndata["wide"][inputs[: blocks[0].num_dst_nodes()]]
+        )
+
+
+def test_samplers_may_return_more_than_blocks():
+    def longer(sampler):
+        sample = sampler.sample
+        sampler.sample = lambda g, seeds: (*sample(g, seeds), torch.ones(2))
+
+    g, batches = loaded(longer)
+    for inputs, _, blocks, more in batches:
+        assert more.tolist() == [1, 1]
+        assert torch.equal(blocks[0].srcdata["feat"], g.ndata["feat"][inputs])
+
+
+@pytest.mark.parametrize("kind", [torch.tensor, np.array, list])
+def test_fanouts_are_numbers_of_any_kind(kind):
+    (_, expected), (_, found) = loaded(lambda _: None), loaded(lambda _: None, kind([3, 2]))
+    for one, other in zip(expected, found, strict=True):
+        assert torch.equal(one[0], other[0])
+        assert torch.equal(one[2][0].srcdata["feat"], other[2][0].srcdata["feat"])
+
+
+def test_a_graph_keeps_few_plans_of_sampling():
+    with tensor_backed_graphs():
+        g = node_graph("cpu")
+        for fanout in range(3 * block_sampling._MAX_PLANS):
+            NeighborSampler([fanout]).sample(g, torch.arange(5))
+    assert len(g._graph._cache["uniform plans"]) <= block_sampling._MAX_PLANS

@@ -6,9 +6,10 @@ import copy
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from dgl.heterograph import DGLGraph
+from dgl.heterograph import DGLBlock, DGLGraph
 from torch import Tensor
 from torch.nn import Dropout
+from torch.nn.modules.module import _has_any_global_hook
 
 from dgl_mgpu.graph.dispatch import is_tensor_backed
 from dgl_mgpu.graph.originals import originals
@@ -51,7 +52,7 @@ def relation_of(graph: Any) -> Relation | None:
 
     None of another graph.
     """
-    if not isinstance(graph, DGLGraph) or not is_tensor_backed(graph._graph):
+    if type(graph) not in (DGLGraph, DGLBlock) or not is_tensor_backed(graph._graph):
         return None
     from dgl_mgpu.graph.index import TensorIndex
 
@@ -62,17 +63,29 @@ def relation_of(graph: Any) -> Relation | None:
 
 def reduced(graph: DGLGraph, reduce: str, rows: Tensor) -> Tensor:
     """The sum or mean of the rows of each node's in-neighbors, as ``update_all`` has it."""
-    from dgl_mgpu.errors import InvalidInputError
-    from dgl_mgpu.graph.errors import as_dgl_error
+    from dgl_mgpu.graph.errors import raising_dgl_errors
     from dgl_mgpu.graph.message_passing.operators import gspmm
 
-    try:
-        return gspmm(graph, "copy_lhs", reduce, rows, None)
-    except InvalidInputError as error:
-        raise as_dgl_error(error) from error
+    return raising_dgl_errors(gspmm)(graph, "copy_lhs", reduce, rows, None)
+
+
+def degrees(relation: Relation, side: str) -> Tensor:
+    """The "in"- or "out"-degrees of all nodes."""
+    from dgl_mgpu.graph.errors import raising_dgl_errors
+
+    count = relation.in_degrees if side == "in" else relation.out_degrees
+    return raising_dgl_errors(count)()
 
 
 def dropped(dropout: Any, rows: Tensor) -> Tensor:
-    """``dropout(rows)``, without a call where it would give the rows themselves."""
+    """``dropout(rows)``, without a call where it would give the rows, and nobody would notice."""
     is_idle = type(dropout) is Dropout and not (dropout.p and dropout.training)
-    return rows if is_idle and not dropout._forward_hooks else dropout(rows)
+    if not is_idle or "forward" in vars(dropout) or _has_any_global_hook():
+        return dropout(rows)
+    watches = (
+        dropout._forward_hooks,
+        dropout._forward_pre_hooks,
+        dropout._backward_hooks,
+        dropout._backward_pre_hooks,
+    )
+    return dropout(rows) if any(watches) else rows

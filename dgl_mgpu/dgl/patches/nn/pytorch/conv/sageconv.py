@@ -14,7 +14,7 @@ def forward(self: Any, graph: Any, feat: Any, edge_weight: Any = None) -> Any:
         original = originals["dgl.nn.pytorch.conv.sageconv:SAGEConv.forward"]
         return original(self, graph, feat, edge_weight)
     if isinstance(feat, tuple):
-        sources, destinations = (dropped(self.feat_drop, rows) for rows in feat)
+        sources, destinations = (dropped(self.feat_drop, feat[side]) for side in (0, 1))
     else:
         sources = destinations = dropped(self.feat_drop, feat)
         if graph.is_block:
