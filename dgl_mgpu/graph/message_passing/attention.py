@@ -57,7 +57,7 @@ def serves(graph: Any, heads: int, width: int, *features: Any) -> bool:
     return (
         has_both
         and [it.shape[0] for it in features if isinstance(it, Tensor)] == counts
-        and not _has_any_global_hook()
+        and not has_any_global_hook()
         and all(
             isinstance(rows, Tensor) and rows.dim() == 2 and rows.dtype in DTYPES
             for rows in features
@@ -67,7 +67,7 @@ def serves(graph: Any, heads: int, width: int, *features: Any) -> bool:
     )
 
 
-def _has_any_global_hook() -> bool:
+def has_any_global_hook() -> bool:
     """Whether some hook is called for all modules; torch has this function since 2.5."""
     return bool(
         torch.nn.modules.module._global_forward_hooks

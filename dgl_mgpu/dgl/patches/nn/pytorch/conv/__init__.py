@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from dgl.heterograph import DGLBlock, DGLGraph
 from torch import Tensor
 from torch.nn import Dropout
-from torch.nn.modules.module import _has_any_global_hook
 
 from dgl_mgpu.graph.dispatch import is_tensor_backed
 from dgl_mgpu.graph.originals import originals
@@ -79,13 +78,11 @@ def degrees(relation: Relation, side: str) -> Tensor:
 
 def dropped(dropout: Any, rows: Tensor) -> Tensor:
     """``dropout(rows)``, without a call where it would give the rows, and nobody would notice."""
-    is_idle = type(dropout) is Dropout and not (dropout.p and dropout.training)
-    if not is_idle or "forward" in vars(dropout) or _has_any_global_hook():
-        return dropout(rows)
-    watches = (
-        dropout._forward_hooks,
-        dropout._forward_pre_hooks,
-        dropout._backward_hooks,
-        dropout._backward_pre_hooks,
+    from dgl_mgpu.graph.message_passing import attention
+
+    is_idle = (
+        attention.is_plain(dropout, Dropout)
+        and not (dropout.p and dropout.training)
+        and not attention.has_any_global_hook()
     )
-    return dropout(rows) if any(watches) else rows
+    return rows if is_idle else dropout(rows)
