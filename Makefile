@@ -38,13 +38,13 @@ PYTEST = CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 4
 # processes, emulated kernels, solver's proofs, pages that train, the benchmarks' own tests.
 REST := $(addprefix tests/, benchmarks kernels faults train/launch train/fullgraph test_main.py test_cli.py \
 	test_partition_option.py \
-	test_doctor.py docs/test_code.py docs/test_pictures.py comm/test_communicator.py utils/test_interrupts.py \
+	test_doctor.py docs/test_code.py docs/test_pictures.py docs/test_extending.py comm/test_communicator.py comm/test_signing.py utils/test_interrupts.py \
 	$(addprefix distributed/, test_edge_attention.py test_memory.py test_explain.py exchange/test_in_flight.py) \
 	layerwise_inference/test_inference_ranks.py dgl/test_without_libdgl.py dgl/test_wheel.py \
 	dgl/shared_graphs dgl/test_import.py dgl/test_shared_memory.py dgl/nn/test_training.py \
 	models/gcn distributed/test_message_functions.py ops/test_large.py report/test_placement.py \
 	$(addprefix placement/test_, same_plans.py optimality.py) \
-	$(addprefix store/, test_embedding.py test_span.py test_partitioned.py $(addprefix memory/test_, shared_memory.py segment.py faults_gpu.py gpu_store.py)) \
+	$(addprefix store/, test_embedding.py test_feature_dtypes.py test_span.py test_partitioned.py $(addprefix memory/test_, shared_memory.py segment.py faults_gpu.py gpu_store.py)) \
 	$(addprefix train/, test_faults.py test_trained_run.py test_going_on.py test_optimizer.py) \
 	$(addprefix train/checkpoint/test_, validation.py run_folder.py) \
 	$(addprefix train/minibatch/test_, run.py links.py hetero.py accesses.py evaluation.py multilabel.py learned_inputs.py))
