@@ -26,7 +26,7 @@ class Received(NamedTuple):
 
 
 @dataclass
-class _Rooms:
+class _Capacities:
     """Elements that messages to and from each rank have room for."""
 
     sending: list[int]
@@ -42,7 +42,7 @@ class Messages:
 
     def __init__(self, group: Communicator) -> None:
         self._group = group
-        self._rooms: dict[Hashable, _Rooms] = {}
+        self._capacities: dict[Hashable, _Capacities] = {}
 
     def exchange(
         self, like: Hashable, notes: Sequence[int], data: torch.Tensor, lengths: Sequence[int]
@@ -54,44 +54,48 @@ class Messages:
         the parts for all ranks one after the other, of these lengths.
         """
         group = self._group
-        rooms = self._rooms.setdefault(like, _Rooms([_SPARE] * group.size, [_SPARE] * group.size))
-        exceeds = any(n > room for n, room in zip(lengths, rooms.sending, strict=True))
+        capacities = self._capacities.setdefault(
+            like, _Capacities([_SPARE] * group.size, [_SPARE] * group.size)
+        )
+        exceeds = any(n > capacity for n, capacity in zip(lengths, capacities.sending, strict=True))
         heads = torch.tensor([[exceeds, length, *notes] for length in lengths], dtype=torch.int64)
         heads = _to(heads, data.device).view(data.dtype)
         width = heads.shape[1]
-        padding = data.new_zeros(max(rooms.sending))
+        padding = data.new_zeros(max(capacities.sending))
         parts = data.split(list(lengths))
         pieces: list[torch.Tensor] = []
-        for head, part, room in zip(heads, parts, rooms.sending, strict=True):
-            pieces += head, part[:room], padding[: room - len(part[:room])]
+        for head, part, capacity in zip(heads, parts, capacities.sending, strict=True):
+            pieces += head, part[:capacity], padding[: capacity - len(part[:capacity])]
         received = group.all_to_all(
             torch.cat(pieces),
-            [width + room for room in rooms.sending],
-            [width + room for room in rooms.receiving],
-        ).split([width + room for room in rooms.receiving])
+            [width + capacity for capacity in capacities.sending],
+            [width + capacity for capacity in capacities.receiving],
+        ).split([width + capacity for capacity in capacities.receiving])
         arrived_heads = torch.stack([part[:width] for part in received]).view(torch.int64)
         heads_of: list[list[int]] = arrived_heads.tolist()
         coming = [head[1] for head in heads_of]
         first = [part[width:][:n] for part, n in zip(received, coming, strict=True)]
         if any(head[0] for head in heads_of):
-            rest = torch.cat([p[room:] for p, room in zip(parts, rooms.sending, strict=True)])
-            left = [_excess(coming, rooms.receiving), _excess(lengths, rooms.sending)]
+            rest = torch.cat(
+                [p[capacity:] for p, capacity in zip(parts, capacities.sending, strict=True)]
+            )
+            left = [_excess(coming, capacities.receiving), _excess(lengths, capacities.sending)]
             arrived = group.all_to_all(rest, left[1], left[0]).split(left[0])
             first = [piece for pair in zip(first, arrived, strict=True) for piece in pair]
-        rooms.sending = _next_rooms(lengths, rooms.sending)
-        rooms.receiving = _next_rooms(coming, rooms.receiving)
+        capacities.sending = _next_capacities(lengths, capacities.sending)
+        capacities.receiving = _next_capacities(coming, capacities.receiving)
         return Received([head[_HEAD:] for head in heads_of], torch.cat(first), coming)
 
 
-def _excess(lengths: Sequence[int], rooms: Sequence[int]) -> list[int]:
-    return [max(0, length - room) for length, room in zip(lengths, rooms, strict=True)]
+def _excess(lengths: Sequence[int], capacities: Sequence[int]) -> list[int]:
+    return [max(0, length - capacity) for length, capacity in zip(lengths, capacities, strict=True)]
 
 
-def _next_rooms(lengths: Sequence[int], rooms: Sequence[int]) -> list[int]:
+def _next_capacities(lengths: Sequence[int], capacities: Sequence[int]) -> list[int]:
     """Room for a little more than now, and less and less of what was needed once."""
     return [
-        max(length + length // 8 + _SPARE, room - room // 8)
-        for length, room in zip(lengths, rooms, strict=True)
+        max(length + length // 8 + _SPARE, capacity - capacity // 8)
+        for length, capacity in zip(lengths, capacities, strict=True)
     ]
 
 

@@ -323,7 +323,7 @@ def check_entries(
 #: Rows, and numbers in all of their messages, that are worth waking a thread for.
 _GRAIN, _NUMBERS = 64, 1 << 17
 #: How many entries ahead rows are prefetched that are only added up.
-_SOON = 24
+_PREFETCH_DISTANCE = 24
 
 _ADD, _SUB, _MUL, _DIV, _COPY_LHS, _COPY_RHS = range(6)
 _SUM, _MEAN, _MAX, _MIN = range(4)
@@ -413,9 +413,13 @@ def _add_row(
     while done + 4 * WIDE <= num_bytes:
         a, b, c, d = zeros(zero, WIDE), zeros(zero, WIDE), zeros(zero, WIDE), zeros(zero, WIDE)
         for entry in range(first, last):
-            soon = at + done + _row_at(ids, min(entry + _SOON, end - 1), id_width) * num_bytes
+            ahead = (
+                at
+                + done
+                + _row_at(ids, min(entry + _PREFETCH_DISTANCE, end - 1), id_width) * num_bytes
+            )
             for line in range(4):
-                prefetch(soon + line * WIDE)
+                prefetch(ahead + line * WIDE)
             address = at + done + _row_at(ids, entry, id_width) * num_bytes
             a, b = add_at(a, address), add_at(b, address + WIDE)
             c, d = add_at(c, address + 2 * WIDE), add_at(d, address + 3 * WIDE)
@@ -427,16 +431,16 @@ def _add_row(
     while done + WIDE <= num_bytes:
         a = zeros(zero, WIDE)
         for entry in range(first, last):
-            soon = _row_at(ids, min(entry + _SOON, end - 1), id_width)
-            prefetch(at + done + soon * num_bytes)
+            ahead = _row_at(ids, min(entry + _PREFETCH_DISTANCE, end - 1), id_width)
+            prefetch(at + done + ahead * num_bytes)
             a = add_at(a, at + done + _row_at(ids, entry, id_width) * num_bytes)
         store_vector(to + done, a)
         done += WIDE
     while done + NARROW <= num_bytes:
         e = zeros(zero, NARROW)
         for entry in range(first, last):
-            soon = _row_at(ids, min(entry + _SOON, end - 1), id_width)
-            prefetch(at + done + soon * num_bytes)
+            ahead = _row_at(ids, min(entry + _PREFETCH_DISTANCE, end - 1), id_width)
+            prefetch(at + done + ahead * num_bytes)
             e = add_at(e, at + done + _row_at(ids, entry, id_width) * num_bytes)
         store_vector(to + done, e)
         done += NARROW

@@ -34,7 +34,7 @@ from dgl_mgpu.utils.rows import as_bytes
 from dgl_mgpu.utils.types import CanonicalEtype
 
 #: How a rank comes to a round: with what it asks for, or with an error.
-_WELL, _FAILED = 0, 1
+_OK, _FAILED = 0, 1
 #: Nodes whose weights are looked at together.
 _CHECKED = 1 << 20
 #: The first of the numbers that int64 does not have.
@@ -290,8 +290,8 @@ class OtherMachines:
             self._machines.all_gather((what, error_text(error)))
             raise
         lengths = [len(answer) for answer in answers]
-        received = self._messages.exchange(what, (_WELL,), torch.cat(answers), lengths)
-        if any(state != _WELL for (state,) in received.notes):
+        received = self._messages.exchange(what, (_OK,), torch.cat(answers), lengths)
+        if any(state != _OK for (state,) in received.notes):
             self._raise_unlike(what)
         return mine, received
 
@@ -348,8 +348,8 @@ class OtherMachines:
 
     def _ask(self, what: str, data: torch.Tensor, lengths: Sequence[int]) -> tuple[Received, bool]:
         """Tell all ranks what this one asks for, and learn what they do, and whether any does."""
-        asked = self._exchange(what, _WELL, data, lengths)
-        mine = [_WELL, _number(what)]
+        asked = self._exchange(what, _OK, data, lengths)
+        mine = [_OK, _number(what)]
         self._last = what
         if any(note[:2] != mine for note in asked.notes):
             self._last = ""

@@ -10,6 +10,7 @@ from dgl.heterograph import DGLBlock, DGLGraph
 from torch import Tensor
 from torch.nn import Dropout
 
+from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.graph.dispatch import is_tensor_backed
 from dgl_mgpu.graph.originals import originals
 
@@ -62,18 +63,23 @@ def relation_of(graph: Any) -> Relation | None:
 
 def reduced(graph: DGLGraph, reduce: str, rows: Tensor) -> Tensor:
     """The sum or mean of the rows of each node's in-neighbors, as ``update_all`` has it."""
-    from dgl_mgpu.graph.errors import raising_dgl_errors
+    from dgl_mgpu.graph.errors import as_dgl_error
     from dgl_mgpu.graph.message_passing.operators import gspmm
 
-    return raising_dgl_errors(gspmm)(graph, "copy_lhs", reduce, rows, None)
+    try:
+        return gspmm(graph, "copy_lhs", reduce, rows, None)
+    except InvalidInputError as error:
+        raise as_dgl_error(error) from error
 
 
 def degrees(relation: Relation, side: str) -> Tensor:
     """The "in"- or "out"-degrees of all nodes."""
-    from dgl_mgpu.graph.errors import raising_dgl_errors
+    from dgl_mgpu.graph.errors import as_dgl_error
 
-    count = relation.in_degrees if side == "in" else relation.out_degrees
-    return raising_dgl_errors(count)()
+    try:
+        return relation.in_degrees() if side == "in" else relation.out_degrees()
+    except InvalidInputError as error:
+        raise as_dgl_error(error) from error
 
 
 def dropped(dropout: Any, rows: Tensor) -> Tensor:
