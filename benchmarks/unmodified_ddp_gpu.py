@@ -44,27 +44,30 @@ def main() -> None:
         parser.error(
             f"{options.nodes} nodes are less than {steps + 1} steps of {options.gpus} GPUs"
         )
-    ways = [*itertools.product(("off", "on"), ("off", "on"))]
-    results: dict[tuple[str, str], list[dict[str, Any]]] = {way: [] for way in ways}
+    ways = itertools.product(("off", "on"), ("off", "on"))
+    runs: dict[tuple[str, str], list[dict[str, Any]]] = {way: [] for way in ways}
     for _ in range(options.repeats):
-        for store, capture in ways:
-            results[store, capture].append(_run(options, store, capture))
-    figures = []
-    for (store, capture), runs in results.items():
-        rates = [rate for run in runs for rate in run["seeds_per_s"]]
-        figures.append(
-            {
-                "store": store,
-                "capture": capture,
-                "seeds_per_s": statistics.median(rates),
-                "runs": runs,
-            }
-        )
-        print(f"store {store:<3} capture {capture:<3} {statistics.median(rates):>10,.0f} seeds/s")
-    if options.out is not None:
-        told = {key: value for key, value in vars(options).items() if key != "out"}
-        content = {"machine": describe_machine(), "options": told, "figures": figures}
-        options.out.write_text(json.dumps(content, indent=1) + "\n")
+        for (store, capture), kept in runs.items():
+            kept.append(_run(options, store, capture))
+            rate = _seeds_per_s(kept)
+            print(f"store {store:<3} capture {capture:<3} {rate:>10,.0f} seeds/s", flush=True)
+            if options.out is not None:  # After each run, since a run takes half a minute.
+                _write(options, runs)
+
+
+def _seeds_per_s(runs: list[dict[str, Any]]) -> float:
+    return statistics.median(rate for run in runs for rate in run["seeds_per_s"])
+
+
+def _write(options: argparse.Namespace, runs: dict[tuple[str, str], list[dict[str, Any]]]) -> None:
+    figures = [
+        {"store": store, "capture": capture, "seeds_per_s": _seeds_per_s(kept), "runs": kept}
+        for (store, capture), kept in runs.items()
+        if kept
+    ]
+    told = {key: value for key, value in vars(options).items() if key != "out"}
+    content = {"machine": describe_machine(), "options": told, "figures": figures}
+    options.out.write_text(json.dumps(content, indent=1) + "\n")
 
 
 def _run(options: argparse.Namespace, store: str, capture: str) -> dict[str, Any]:
