@@ -76,7 +76,7 @@ def train(rank, options, g):
         loss.backward()
         optimizer.step()
     if rank == 0:
-        Path(options.out).write_text(json.dumps({"seeds_per_s": rates, "loss": float(loss)}))
+        Path(options.out).write_text(json.dumps({"seeds_per_s": rates, "loss": loss.item()}))
     dist.destroy_process_group()
 
 

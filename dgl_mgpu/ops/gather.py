@@ -553,8 +553,9 @@ def _count_tiers_cuda(
     )  # fmt: skip
 
 
-#: Tensors of one launch.
+#: Tables of one launch.
 _TABLES = 8
+_TYPES_OF_IDS = (torch.int32, torch.int64)
 
 
 @functools.cache
@@ -567,36 +568,51 @@ def _pick_rows_cuda(out: Tensor, rows: Tensor, ids: Tensor) -> None:
     _pick([(out, rows, ids)], out.device)
 
 
-def can_be_picked(ids: Tensor, rows: Tensor) -> bool:
-    """Whether ids are on the device of a tensor, and no gradient has to go back to its rows."""
+#: ``out``, a tensor or a view with its rows, and ids.
+Pick = tuple[Tensor, Tensor | RowView, Tensor]
+
+
+def can_be_picked(ids: Tensor, rows: Tensor | RowView) -> bool:
+    """Whether :func:`pick_all` can read these rows, and no gradient has to go back to them.
+
+    It reads them in the order of ``ids``, which takes long for many rows in host memory.
+    """
+    if not isinstance(ids, Tensor) or ids.dim() != 1 or ids.dtype not in _TYPES_OF_IDS:
+        return False
+    if isinstance(rows, RowView):
+        is_fast = rows.host_start < 0 or ids.shape[0] < LISTED_ROWS
+        return rows.address != 0 and is_fast and ids.device == rows.tiers.device
     return (
-        isinstance(ids, Tensor)
-        and ids.device == rows.device
-        and ids.dtype in (torch.int32, torch.int64)
-        and ids.dim() == 1
+        ids.device == rows.device
         and rows.is_contiguous()
         and not (rows.requires_grad and torch.is_grad_enabled())
     )
 
 
-def to_be_picked(ids: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Memory for rows, the tensor and the ids, for :func:`pick_all`."""
+def to_be_picked(ids: Tensor, rows: Tensor | RowView) -> Pick:
+    """Memory for rows, where they are and the ids, for :func:`pick_all`."""
+    if isinstance(rows, RowView):
+        shape = (ids.shape[0], *rows.row_shape)
+        return torch.empty(shape, dtype=rows.dtype, device=ids.device), rows, ids
     out = rows.new_empty((ids.shape[0], *rows.shape[1:]))
     return out, rows.detach() if rows.requires_grad else rows, ids
 
 
-def pick_all(picks: Sequence[tuple[Tensor, Tensor, Tensor]]) -> None:
-    """:func:`dgl_mgpu.ops.pick_rows` for several tensors on one device, on a GPU by one launch.
+def pick_all(picks: Sequence[Pick]) -> None:
+    """:func:`dgl_mgpu.ops.pick_rows` for several tables on one device, on a GPU by one launch.
 
     Parameters
     ----------
-    picks : sequence of (Tensor, Tensor, Tensor)
-        ``out``, ``rows`` and ``ids`` of each, which are not checked again.
+    picks : sequence of Pick
+        As :func:`to_be_picked` gives them; they are not checked again.
     """
-    tensors = tuple(itertools.chain.from_iterable(picks))
+    tensors = tuple(it for it in itertools.chain.from_iterable(picks) if isinstance(it, Tensor))
     if not tensors[0].is_cuda or direct("pick_rows", tensors) is None:
-        for pick in picks:
-            call("pick_rows", pick)
+        for out, rows, ids in picks:
+            if isinstance(rows, RowView):
+                gather_rows(rows, ids, out)
+            else:
+                call("pick_rows", (out, rows, ids))
         return
     for dtype in {ids.dtype for _, _, ids in picks}:
         alike = [pick for pick in picks if pick[2].dtype == dtype]
@@ -604,7 +620,7 @@ def pick_all(picks: Sequence[tuple[Tensor, Tensor, Tensor]]) -> None:
             _pick(alike[begin : begin + _TABLES], alike[0][0].device)
 
 
-def _pick(picks: Sequence[tuple[Tensor, Tensor, Tensor]], device: torch.device) -> None:
+def _pick(picks: Sequence[Pick], device: torch.device) -> None:
     """See ``kernels/gather.cu``."""
     gpu.raise_faults(device, wait=False)
     kernel = _pick_kernel(picks[0][2].dtype)
@@ -616,12 +632,16 @@ def _pick(picks: Sequence[tuple[Tensor, Tensor, Tensor]], device: torch.device) 
             continue
         ids = ids.contiguous()
         kept.append(ids)
-        row_bytes, to, table = num_bytes // count, out.data_ptr(), rows.data_ptr()
+        row_bytes, to = num_bytes // count, out.data_ptr()
+        if isinstance(rows, RowView):
+            table, num_rows = rows.address, rows.num_rows
+        else:
+            table, num_rows = rows.data_ptr(), rows.shape[0]
         vector = row_bytes | to | table | 16
         vector &= -vector  # the largest power of two that divides all of them
         blocks, warp_rows = launch_shape(kernel, count, device, 0)
         words += (
-            to, table, ids.data_ptr(), count, rows.shape[0], row_bytes, vector,
+            to, table, ids.data_ptr(), count, num_rows, row_bytes, vector,
             row_slots(row_bytes, vector), warp_rows, first_block, blocks,
         )  # fmt: skip
         first_block += blocks

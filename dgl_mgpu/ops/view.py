@@ -142,6 +142,8 @@ class RowView:
         Counts these reads on a GPU, and so replaces ``host_share`` by the fraction measured.
     disk : DiskRows, optional
         What reads the rows that kernels cannot.
+    address : int
+        Of row 0, if all rows follow each other from there in the order of their ids; 0 otherwise.
     """
 
     tiers: Tensor
@@ -157,6 +159,7 @@ class RowView:
     host_share: float = 1.0
     host_reads: HostReads | None = None
     disk: DiskRows | None = None
+    address: int = 0
 
     def __post_init__(self) -> None:
         _keep_mapped(self.pointers, self.owner)

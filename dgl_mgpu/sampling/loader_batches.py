@@ -172,7 +172,7 @@ class Batches:
         if names is None:
             return False
         # Here: who has no graph of this package needs none of its operators.
-        from dgl_mgpu.ops.gather import can_be_picked, pick_all, to_be_picked
+        from dgl_mgpu.ops.gather import pick_all
 
         loader, device = self._loader, self._loader.device
         inputs, outputs, blocks = sampled
@@ -188,18 +188,35 @@ class Batches:
         picks = []
         for frame, name in wanted:
             storage, ids = loader.graph.get_node_storage(name), frame._columns[NID].storage
-            rows = storage.data if type(storage) is Column else None
-            if rows is not None and rows.device == device and can_be_picked(ids, rows):
-                picks.append(to_be_picked(ids, rows))
-                columns.append(picks[-1][0])
-            else:
+            pick = self._to_be_picked(storage, ids)
+            if pick is None:
                 columns.append(storage.fetch(ids, device, loader.pin_prefetcher))
+            else:
+                picks.append(pick)
+                columns.append(pick[0])
         if picks:
             pick_all(picks)
         # What is fetched asynchronously is all under way by now.
         for (frame, name), rows in zip(wanted, columns, strict=True):
             frame._columns[name] = plain_column(rows.wait() if hasattr(rows, "wait") else rows)
         return True
+
+    def _to_be_picked(self, storage: Any, ids: torch.Tensor) -> Any:
+        """What ``pick_all`` is to copy of a storage to the loader's device; None if it cannot."""
+        from dgl_mgpu.graph.pinning.pinning import host_view
+        from dgl_mgpu.ops.gather import can_be_picked, to_be_picked
+        from dgl_mgpu.ops.view import LISTED_ROWS
+
+        if type(storage) is not Column:
+            pick = getattr(storage, "to_be_picked", None)
+            return None if pick is None else pick(ids)
+        rows: Any = storage.data
+        if rows.device != ids.device:
+            is_fast = ids.is_cuda and len(ids) < LISTED_ROWS
+            if not (is_fast and rows.is_contiguous() and rows.is_pinned()):
+                return None
+            rows = host_view(rows, ids.device)
+        return to_be_picked(ids, rows) if can_be_picked(ids, rows) else None
 
     def _put(self, slots: BatchSlots, future: SampleFuture[Any]) -> Any:
         """The batch in a slot; None if it is not to go into one, or if none is free."""

@@ -15,6 +15,7 @@ from dgl.storages import FeatureStorage
 from dgl_mgpu.errors import UnsupportedByStoreError
 from dgl_mgpu.ops import count_tiers, gather_rows
 from dgl_mgpu.ops.device import current_stream, raise_faults
+from dgl_mgpu.ops.gather import Pick, can_be_picked, to_be_picked
 from dgl_mgpu.ops.view import RowView
 from dgl_mgpu.store.graph_structure import spread_over_machines
 from dgl_mgpu.store.memory import Table
@@ -231,6 +232,19 @@ class TableStorage(FeatureStorage):
         if indices.dtype == torch.bool and indices.shape == (len(self),):
             return indices.nonzero().flatten()
         return indices
+
+    def to_be_picked(self, ids: torch.Tensor) -> Pick | None:
+        """What :func:`dgl_mgpu.ops.gather.pick_all` is to do in place of :meth:`fetch`.
+
+        That is for rows of several tables that one launch can copy; None if these are not such.
+        """
+        if self._remote is not None or self.dtype != self._kept.dtype:
+            return None
+        view = self._kept
+        if not can_be_picked(ids, view):
+            return None
+        self._traffic.add(self._name, self._table, ids, time.perf_counter())
+        return to_be_picked(ids, view)
 
     def fetch(
         self,

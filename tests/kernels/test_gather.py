@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from dgl_mgpu.ops import count_tiers, device, gather_rows, host_reads, pick_rows
 from dgl_mgpu.ops import gather as cuda
 from dgl_mgpu.ops.gather import CASTS_FROM, CASTS_TO
 from dgl_mgpu.ops.host_reads import HostReads
+from dgl_mgpu.ops.view import LISTED_ROWS
 from tests.kernels.cuda_views import on_device
 from tests.ops.test_gather import assert_same_values, every_value, some_ids, table
 from tests.ops.views import LAYOUTS, row_view
@@ -355,9 +357,31 @@ def test_rows_of_several_tables_are_picked_at_once(where, count, monkeypatch):
         ids = ids.int() if number % 3 else ids.long()
         picks.append((torch.full_like(rows[:1], 77).repeat(len(ids), 1), rows, ids))
         expected.append(rows[ids.long()])
+    rows, ids = table(60, 9).to(where), some_ids(40, 60).to(where)
+    view = replace(on_device(row_view(table(60, 9)), where), address=rows.data_ptr())
+    assert cuda.can_be_picked(ids, view)
+    picks.insert(0, cuda.to_be_picked(ids, view))
+    expected.insert(0, rows[ids])
     cuda.pick_all(picks)
     for (out, _, _), rows in zip(picks, expected, strict=True):
         assert torch.equal(out, rows)
+
+
+def test_which_views_are_picked(where):
+    rows, ids = table(60, 9).to(where), some_ids(40, 60).to(where)
+    view = on_device(row_view(table(60, 9)), where)
+    assert not cuda.can_be_picked(ids, view)  # whose rows may be anywhere
+    view = replace(view, address=rows.data_ptr())
+    assert cuda.can_be_picked(ids, view)
+    assert not cuda.can_be_picked(ids.short(), view)
+    assert not cuda.can_be_picked(ids[None], view)
+    many = ids.repeat(LISTED_ROWS)
+    assert cuda.can_be_picked(many, view)
+    assert not cuda.can_be_picked(many, replace(view, host_start=0))
+    assert cuda.can_be_picked(ids, replace(view, host_start=0))
+    out, _, _ = pick = cuda.to_be_picked(ids, view)
+    cuda.pick_all([pick])  # on a CPU by gather_rows
+    assert torch.equal(out, rows[ids])
 
 
 def test_rows_are_picked_into_rows_like_them():

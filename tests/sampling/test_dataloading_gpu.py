@@ -21,6 +21,7 @@ from dgl.utils import recursive_apply
 import dgl_mgpu
 from dgl_mgpu.graph.dispatch import tensor_backed_graphs
 from dgl_mgpu.graph.index import TensorIndex
+from dgl_mgpu.ops import gather
 from dgl_mgpu.sampling import loader_batches
 from tests.sampling.loaders import (
     assert_blocks_are_right,
@@ -275,3 +276,23 @@ def test_a_scripts_thread_runs_its_backward_passes():
         thread.join()
         ran.append((thread.ident == threads[-1], len(threads)))
     assert ran == [(True, 1), (False, 2)]
+
+
+@pytest.mark.parametrize("kept", ["on the GPU", "pinned", "in a store"])
+def test_a_batchs_features_and_labels_are_copied_by_one_launch(kept, monkeypatch):
+    g = node_graph("cuda" if kept == "on the GPU" else "cpu")
+    feat, label = g.ndata["feat"].cuda(), g.ndata["label"].cuda()
+    store = dgl_mgpu.GlobalStore.from_dgl(g, device="cuda") if kept == "in a store" else None
+    picks, pick = [], gather._pick
+    monkeypatch.setattr(gather, "_pick", lambda some, on: (picks.append(some), pick(some, on)))
+    sampler = NeighborSampler([3, 4], prefetch_node_feats=["feat"], prefetch_labels=["label"])
+    loader = DataLoader(
+        g if store is None else store.graph, torch.arange(300, device="cuda"), sampler,
+        device="cuda", batch_size=50, use_uva=kept == "pinned",
+    )  # fmt: skip
+    for inputs, seeds, blocks in loader:
+        assert torch.equal(blocks[0].srcdata["feat"], feat[inputs])
+        assert torch.equal(blocks[-1].dstdata["label"], label[seeds])
+    assert [len(some) for some in picks] == [2] * 6
+    if store is not None:
+        assert store.graph.traffic.take().rows["label", "device"] == 300

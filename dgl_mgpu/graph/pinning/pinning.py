@@ -241,4 +241,5 @@ def _view(
         dtype=dtype,
         position=torch.empty(0, dtype=torch.int64, device=device),
         host_start=0,
+        address=address,
     )
