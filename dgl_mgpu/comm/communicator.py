@@ -84,6 +84,13 @@ class Communicator:
         """
         return _ranks_across_machines()
 
+    def process_group(self, device: torch.device) -> dist.ProcessGroup:
+        """Torch's group of these ranks, for tensors on a device; there is more than one rank."""
+        if device.type == "cuda" and self._gpu_group is not None:
+            return self._gpu_group
+        assert self._group is not None
+        return self._group.group
+
     def all_gather(self, value: T) -> list[T]:
         """Every rank's value, plain data (`dgl_mgpu.comm.serialization.dumps`), by rank."""
         if self.size == 1:

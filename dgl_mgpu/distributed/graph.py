@@ -17,6 +17,7 @@ from dgl import DGLGraph
 from dgl_mgpu.comm.communicator import Communicator
 from dgl_mgpu.config.schema import PARTITIONS
 from dgl_mgpu.distributed.batch_norm import normalise_over_ranks, rows_of_all_ranks
+from dgl_mgpu.distributed.exchange.by_machine import Machines
 from dgl_mgpu.distributed.exchange.halo import Halo
 from dgl_mgpu.distributed.exchange.schedule import CommSchedule, sendable
 from dgl_mgpu.distributed.exchange.strategies import AUTO, ExchangeStrategies, ExchangeStrategy
@@ -316,7 +317,10 @@ def partition_graph(
     window = ranks.run_all(
         "let GPUs read each other's memory", partial(_window, group, where, exchange)
     )
-    relations = [_partition_relation(part, group, window, exchange) for part in parts.values()]
+    machines = Machines.of_job() if group is not None and window is None else None
+    relations = [
+        _partition_relation(part, group, window, machines, exchange) for part in parts.values()
+    ]
     ntypes = list(outline.num_nodes)
     schema = GraphSchema.of(
         len(ntypes), [(ntypes.index(src), ntypes.index(dst)) for src, _, dst in parts]
@@ -368,14 +372,20 @@ def _window(group: dist.ProcessGroup | None, device: torch.device, exchange: str
 
 
 def _partition_relation(
-    part: Part, group: dist.ProcessGroup | None, window: Window | None, exchange: str
+    part: Part,
+    group: dist.ProcessGroup | None,
+    window: Window | None,
+    machines: Machines | None,
+    exchange: str,
 ) -> PartitionedRelation:
-    strategies = ExchangeStrategies(part, group, window)
+    strategies = ExchangeStrategies(part, group, window, machines)
     if exchange == AUTO:
         rounds: CommSchedule = Auto(strategies)
     else:
         rounds = strategies[strategies.named(exchange)]
-    again = partial(_partition_relation, group=group, window=window, exchange=exchange)
+    again = partial(
+        _partition_relation, group=group, window=window, machines=machines, exchange=exchange
+    )
     relation = PartitionedRelation(Halo(part, group, window), rounds, again)
     if group is not None:
         normalise_over_ranks(relation)

@@ -12,13 +12,15 @@ from typing import NamedTuple
 
 import torch
 
-from dgl_mgpu.comm.communicator import Communicator
+from dgl_mgpu.distributed.exchange.by_machine import rounds_of_machine
 from dgl_mgpu.distributed.exchange.collectives import num_rounds, portions_of
 from dgl_mgpu.distributed.exchange.strategies import (
     BROADCAST,
     HALO_BLOCKING,
+    HALO_BY_MACHINE,
     ExchangeStrategy,
     Rows,
+    RowsOfPlace,
     rows_in_flight,
 )
 from dgl_mgpu.distributed.local_part import Part
@@ -36,7 +38,8 @@ _BYTES_OF_EDGE = 24
 class Rates(NamedTuple):
     """What each of a machine's GPUs does; a CPU counts as one multiprocessor."""
 
-    link: float  # bytes a second that it takes in from the others
+    link: float  # bytes a second that it takes in from the others of its machine
+    network: float  # and from other machines
     memory: float  # bytes a second that it reads of its own memory
     latency: float  # seconds before a round's rows begin to come
     multiprocessors: int
@@ -46,13 +49,14 @@ class Rates(NamedTuple):
         """As far as they are known without timing anything."""
         machine = probe(free_memory=False)
         link = float(machine.ports().min())
-        spread = Communicator.of_this_machine().size < Communicator.of_all_machines().size
-        if spread or not machine.fully_linked or math.isinf(link):
-            link = min(link, float(machine.host_bandwidth.min()))
+        # A network card is reached as the host's memory is.
+        network = min(link, float(machine.host_bandwidth.min()))
+        if not machine.fully_linked or math.isinf(link):
+            link = network
         memory = float(machine.link_bandwidth.diagonal().min())
-        if where.type != "cuda":
-            return cls(link * GB, memory * GB, _LATENCY_OF_GLOO, 1)
-        return cls(link * GB, memory * GB, _LATENCY, device.driver.num_sms(where))
+        is_gpu = where.type == "cuda"
+        latency, sms = (_LATENCY, device.driver.num_sms(where)) if is_gpu else (_LATENCY_OF_GLOO, 1)
+        return cls(link * GB, network * GB, memory * GB, latency, sms)
 
 
 class RankLoad(NamedTuple):
@@ -77,19 +81,41 @@ class RankLoad(NamedTuple):
 
 
 class _Round(NamedTuple):
-    rows: int
+    """What a rank does in a round: the edges that it adds up, and rows that come before that.
+
+    ``near`` are those of ranks of its own machine, ``far`` those of others.
+    """
+
     edges: int
+    near: int = 0
+    far: int = 0
+
+    def more(self, edges: int, rows: int, is_near: bool) -> _Round:
+        near, far = (rows, 0) if is_near else (0, rows)
+        return _Round(self.edges + edges, self.near + near, self.far + far)
 
 
 class Model:
-    """Estimates for one part of a graph, from the loads of all ranks; the same on all ranks."""
+    """Estimates for one part of a graph, from the loads of all ranks; the same on all ranks.
+
+    ``machines`` has the ranks of each, one of all of them by default.
+    """
 
     def __init__(
-        self, loads: Sequence[RankLoad], rates: Rates, id_bytes: int, has_window: bool = False
+        self,
+        loads: Sequence[RankLoad],
+        rates: Rates,
+        id_bytes: int,
+        has_window: bool = False,
+        machines: Sequence[Sequence[int]] = (),
     ) -> None:
         self._loads, self._rates, self._id_bytes = loads, rates, id_bytes
         self._rows = [Rows(load.own_src, load.wanted) for load in loads]
         self._has_window = has_window
+        self._machines = [list(ranks) for ranks in machines or [range(len(loads))]]
+        self._machine_of = {
+            rank: number for number, ranks in enumerate(self._machines) for rank in ranks
+        }
 
     def seconds(self, strategy: ExchangeStrategy, row_bytes: int) -> float:
         """How long sums should take the slowest rank; their transposes move as much."""
@@ -113,7 +139,8 @@ class Model:
                 pairs = load.own_dst + sum(load.edges) // strategy.pipeline.ps
                 rows = 2 * (1 + pairs // strategy.pipeline.dist)
             most = max(most, tiles + ends + row_bytes * rows)
-        return most + row_bytes * rows_in_flight(strategy, self._rows, self._has_window)
+        in_flight = rows_in_flight(strategy, self._rows, self._has_window, self._machines)
+        return most + row_bytes * in_flight
 
     def fills(self, pipeline: Pipeline) -> bool:
         """Whether there is a block for each multiprocessor (MGG, equations 2 and 3)."""
@@ -136,8 +163,13 @@ class Model:
         """While a round's rows are added up, the next one's arrive."""
         load, rates = self._loads[rank], self._rates
         rounds = self._rounds(strategy, rank)
+        # Rows by machine are passed on when they have come.
+        messages = 2 if strategy == HALO_BY_MACHINE else 1
         arriving = [
-            rates.latency + part.rows * row_bytes / rates.link if part.rows else 0.0
+            messages * rates.latency
+            + row_bytes * (part.near / rates.link + part.far / rates.network)
+            if part.near or part.far
+            else 0.0
             for part in rounds
         ]
         # Sums are written in the first round, read and written in the others.
@@ -154,18 +186,40 @@ class Model:
 
     def _rounds(self, strategy: ExchangeStrategy, rank: int) -> list[_Round]:
         load, ranks = self._loads[rank], range(len(self._loads))
+        is_near = [self._machine_of[owner] == self._machine_of[rank] for owner in ranks]
         if strategy == BROADCAST:
-            return [_Round(self._loads[owner].own_src, load.edges[owner]) for owner in ranks]
+            return [
+                _Round(load.edges[owner]).more(0, self._loads[owner].own_src, is_near[owner])
+                for owner in ranks
+            ]
         if strategy == HALO_BLOCKING:
-            return [_Round(sum(load.wanted), sum(load.edges))]
+            every = _Round(sum(load.edges))
+            for owner in ranks:
+                every = every.more(0, load.wanted[owner], is_near[owner])
+            return [every]
+        if strategy == HALO_BY_MACHINE:
+            return self._rounds_by_machine(rank)
         size, chunks = len(ranks), strategy.chunks or 1
-        rounds = [_Round(0, load.edges[rank])]
-        rounds += [_Round(0, 0)] * (num_rounds(size, chunks) - 1)
+        rounds = [_Round(load.edges[rank])]
+        rounds += [_Round(0)] * (num_rounds(size, chunks) - 1)
         for distance in range(1, size):
             owner = (rank + distance) % size
             wanted, edges = load.wanted[owner], load.edges[owner]
             for portion in portions_of(distance, wanted, size, chunks):
                 rows, before = portion.size, rounds[portion.number]
                 of_rows = edges * rows // max(wanted, 1)
-                rounds[portion.number] = _Round(before.rows + rows, before.edges + of_rows)
+                rounds[portion.number] = before.more(of_rows, rows, is_near[owner])
+        return rounds
+
+    def _rounds_by_machine(self, rank: int) -> list[_Round]:
+        load, number = self._loads[rank], self._machine_of[rank]
+        here = self._machines[number]
+        rounds = [_Round(load.edges[rank])]
+        rounds += [_Round(load.edges[other], load.wanted[other]) for other in here if other != rank]
+        turns = rounds_of_machine(len(here))
+        for there in self._machines[number + 1 :] + self._machines[:number]:
+            rows = RowsOfPlace.of(self._rows, here, there, here.index(rank))
+            edges = sum(load.edges[other] for other in there)
+            each = _Round(*(count // turns for count in (edges, rows.coming, rows.arriving)))
+            rounds += [each] * turns
         return rounds

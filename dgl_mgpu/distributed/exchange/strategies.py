@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch.distributed as dist
 
 from dgl_mgpu.comm.communicator import Communicator
+from dgl_mgpu.distributed.exchange.by_machine import HaloByMachine, Machines, rounds_of_machine
 from dgl_mgpu.distributed.exchange.collectives import (
     Broadcast,
     Chunks,
@@ -44,11 +45,12 @@ AUTO = "auto"
 
 @dataclass(frozen=True)
 class ExchangeStrategy:
-    """Broadcast; or the halo, before all sums or in chunks; or remote reads with some pipeline."""
+    """Broadcast; or the halo, before all sums, in chunks or by machine; or remote reads."""
 
     chunks: int = 0  # rounds of the halo; 0 for none
-    pipeline: Pipeline | None = None
+    pipeline: Pipeline | None = None  # of remote reads
     is_blocking: bool = False  # the halo comes before all sums
+    is_by_machine: bool = False  # each row of the halo goes to a machine once
 
     def __str__(self) -> str:
         if self.pipeline is not None:
@@ -56,6 +58,8 @@ class ExchangeStrategy:
             return f"remote reads, {' '.join(steps)}"
         if self.is_blocking:
             return "halo at first"
+        if self.is_by_machine:
+            return "halo by machine"
         return f"halo in {self.chunks}" if self.chunks else "broadcast"
 
     @classmethod
@@ -69,6 +73,7 @@ class ExchangeStrategy:
             "remote": cls(pipeline=Pipeline()),
             str(BROADCAST): BROADCAST,
             str(HALO_BLOCKING): HALO_BLOCKING,
+            str(HALO_BY_MACHINE): HALO_BY_MACHINE,
         }
         if strategy := fixed.get(str(name)):
             return strategy
@@ -80,12 +85,13 @@ class ExchangeStrategy:
             "exchange rows between ranks",
             f"there is no exchange={name!r}",
             f"use {AUTO}, halo, broadcast, remote, or one in full: 'halo at first', 'halo in 3', "
-            "'remote reads, ps=16 dist=8 wpb=2'",
+            "'halo by machine', 'remote reads, ps=16 dist=8 wpb=2'",
         )
 
 
 BROADCAST = ExchangeStrategy()
 HALO_BLOCKING = ExchangeStrategy(is_blocking=True)
+HALO_BY_MACHINE = ExchangeStrategy(is_by_machine=True)
 
 
 #: Chunks of a halo that are tried, beside one a rank.
@@ -99,14 +105,25 @@ class Rows(NamedTuple):
     wanted: list[int]
 
 
-def rows_in_flight(strategy: ExchangeStrategy, ranks: Sequence[Rows], has_window: bool) -> int:
+def rows_in_flight(
+    strategy: ExchangeStrategy,
+    ranks: Sequence[Rows],
+    has_window: bool,
+    machines: Sequence[Sequence[int]] = (),
+) -> int:
     """The most rows that sums, or their transposes, have on a rank beside their input and output.
 
     These are rows that have come and are added up, those that come meanwhile, what is sent, and
-    both halves of a window.
+    both halves of a window.  ``machines`` are the ranks of each, where rows may go by machine.
     """
     if len(ranks) == 1:
         return 0
+    if strategy == HALO_BY_MACHINE:
+        return max(
+            _in_flight_by_machine(ranks, machines, machine, place)
+            for machine, here in enumerate(machines)
+            for place in range(len(here))
+        )
     own, halos = [rank.own for rank in ranks], [sum(rank.wanted) for rank in ranks]
     if strategy == BROADCAST:
         return sum(sorted(own)[-2:])
@@ -137,18 +154,61 @@ def rows_in_flight(strategy: ExchangeStrategy, ranks: Sequence[Rows], has_window
     return in_flight + window
 
 
+class RowsOfPlace(NamedTuple):
+    """Rows that one of a machine's ranks has to do with when another machine's come.
+
+    At most: ``arriving`` from the rank at its place there, ``passed_on`` to ranks here, and
+    ``coming`` to itself in the end.
+    """
+
+    arriving: int
+    passed_on: int
+    coming: int
+
+    @classmethod
+    def of(
+        cls, ranks: Sequence[Rows], here: Sequence[int], there: Sequence[int], place: int
+    ) -> RowsOfPlace:
+        passed_on = sum(ranks[rank].wanted[there[place]] for rank in here)
+        coming = sum(ranks[here[place]].wanted[rank] for rank in there)
+        return cls(min(ranks[there[place]].own, passed_on), passed_on, coming)
+
+
+def _in_flight_by_machine(
+    ranks: Sequence[Rows], machines: Sequence[Sequence[int]], machine: int, place: int
+) -> int:
+    here, me = machines[machine], machines[machine][place]
+    rounds = rounds_of_machine(len(here))
+    of_rounds, leaving = [], []
+    for number, there in enumerate(machines):
+        if number != machine:
+            of_place = RowsOfPlace.of(ranks, here, there, place)
+            of_rounds.append([-(-count // rounds) for count in of_place])
+            wanted = sum(ranks[rank].wanted[me] for rank in there)
+            leaving.append(-(-min(ranks[me].own, wanted) // rounds))
+    coming_here = max(ranks[me].wanted[rank] for rank in here)
+    sent_here = max(ranks[rank].wanted[me] for rank in here)
+    coming = max(coming_here, *(round_of[-1] for round_of in of_rounds))
+    return coming + max(max(map(sum, of_rounds)) + max(leaving), coming_here + sent_here)
+
+
 class ExchangeStrategies:
     """The strategies of one part of a graph, each prepared on first use; making them is collective.
 
-    Remote reads need a ``window``, of GPUs that read each other's memory.  Candidates are those
-    whose rows in flight take a number of buffers that does not grow with the ranks.
+    Remote reads need a ``window``, of GPUs that read each other's memory, and the halo by machine
+    ``machines`` of several ranks.  Candidates are those whose rows in flight take a number of
+    buffers that does not grow with the ranks.
     """
 
     def __init__(
-        self, part: Part, group: dist.ProcessGroup | None, window: Window | None = None
+        self,
+        part: Part,
+        group: dist.ProcessGroup | None,
+        window: Window | None = None,
+        machines: Machines | None = None,
     ) -> None:
         self.part, self.group = part, group
-        self.window = window
+        self.window, self.machines = window, machines
         self._rows = Communicator.of_all_machines().all_gather(Rows(part.num_own_src, part.wanted))
         others = part.num_ranks - 1
         # Those of each other rank may come in two.
@@ -171,6 +231,7 @@ class ExchangeStrategies:
             for strategy in (
                 BROADCAST,
                 HALO_BLOCKING,
+                *([] if machines is None else [HALO_BY_MACHINE]),
                 *(ExchangeStrategy(chunks=count) for count in chunks),
             )
             if self._is_bounded(strategy)
@@ -196,13 +257,22 @@ class ExchangeStrategies:
         has_window = self.window is not None
         buffers = (_MOST_WITH_WINDOW if has_window else _MOST_BUFFERS) / part
         most_own = max(rank.own for rank in self._rows)
-        return rows_in_flight(strategy, self._rows, has_window) <= buffers * most_own
+        machines = [] if self.machines is None else self.machines.ranks
+        in_flight = rows_in_flight(strategy, self._rows, has_window, machines)
+        return in_flight <= buffers * most_own
 
     def named(self, name: str) -> ExchangeStrategy:
-        """As `ExchangeStrategy.named`; 'halo' is the default, as are remote reads of nobody."""
+        """As `ExchangeStrategy.named`; 'halo' is the default.
+
+        So are remote reads of nobody, and a halo by machine where there are no two levels.
+        """
         strategy = ExchangeStrategy.named(name)
-        reads_nobody = strategy.pipeline is not None and self.window is None
-        return self.default if name == "halo" or reads_nobody else strategy
+        is_default = (
+            name == "halo"
+            or (strategy.pipeline is not None and self.window is None)
+            or (strategy.is_by_machine and self.machines is None)
+        )
+        return self.default if is_default else strategy
 
     def __getitem__(self, strategy: ExchangeStrategy) -> CommSchedule:
         """The schedule of a strategy; collective where it has not been made yet."""
@@ -229,6 +299,9 @@ class ExchangeStrategies:
             return Broadcast(self.part, self.group)
         if strategy == HALO_BLOCKING:
             return WholeHalo(self._chunks(1, read_all=False))
+        if strategy == HALO_BY_MACHINE:
+            assert self.machines is not None and self.group is not None  # else no candidate
+            return HaloByMachine(self.part, self.group, self.machines)
         return self._chunks(strategy.chunks)
 
     def _chunks(self, count: int, read_all: bool = True) -> Chunks:

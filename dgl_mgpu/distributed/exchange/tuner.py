@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from dgl_mgpu.comm.communicator import Communicator
+from dgl_mgpu.distributed.exchange.by_machine import ranks_by_machine
 from dgl_mgpu.distributed.exchange.cost import Model, RankLoad, Rates
 from dgl_mgpu.distributed.exchange.schedule import Arriving, CommSchedule, Returning, Tile
 from dgl_mgpu.distributed.exchange.strategies import STEPS, ExchangeStrategies, ExchangeStrategy
@@ -184,7 +185,9 @@ class Auto(CommSchedule):
             _ACTION, lambda: Rates.of_this_machine(self._device)
         )
         id_bytes = strategies.part.relation.idtype.itemsize
-        self.model = Model(loads, rates, id_bytes, strategies.window is not None)
+        self.model = Model(
+            loads, rates, id_bytes, strategies.window is not None, ranks_by_machine()
+        )
         self._about = f"{_graph(loads)}; {_machine(self._ranks, self._device)}"
         self._known = self._ranks.broadcast_from_rank0(_ACTION, FOUND.read) if cached else {}
 

@@ -22,6 +22,8 @@ from dgl_mgpu.distributed.exchange.strategies import (
     STEPS,
     ExchangeStrategies,
     ExchangeStrategy,
+    Rows,
+    rows_in_flight,
 )
 from dgl_mgpu.distributed.exchange.tuner import Auto, Case, search
 from dgl_mgpu.distributed.local_part import Part, cut
@@ -164,6 +166,9 @@ def _three_parts(kind: str) -> list[Part]:
     return [cut(src, dst, of_src, of_dst, rank) for rank in range(3)]
 
 
+RATES = Rates(link=3e11, network=2e10, memory=2e12, latency=2e-5, multiprocessors=132)
+
+
 def _model(edges_from_others: int, wanted: int, rank_size: int = 10**6, ranks: int = 4) -> Model:
     """All ranks have as much, and all other ranks' rows are as wanted."""
     loads = [
@@ -176,7 +181,7 @@ def _model(edges_from_others: int, wanted: int, rank_size: int = 10**6, ranks: i
         )
         for rank in range(ranks)
     ]
-    return Model(loads, Rates(link=3e11, memory=2e12, latency=2e-5, multiprocessors=132), 4)
+    return Model(loads, RATES, 4)
 
 
 def test_a_broadcast_costs_more_than_a_small_halo():
@@ -195,6 +200,28 @@ def test_more_chunks_overlap_better_but_begin_more_often():
     assert model.seconds(ExchangeStrategy(chunks=3), 1024) < model.seconds(WHOLE, 1024)
     empty = _model(10**2, 10**2, rank_size=10**3)
     assert empty.seconds(ExchangeStrategy(chunks=3), 4) > empty.seconds(WHOLE, 4)
+
+
+def test_rows_that_go_to_a_machine_once_save_the_network():
+    one = _model(10**7, 9 * 10**5)
+    machines = [[0, 1], [2, 3]]
+    two = Model(one._loads, RATES, 4, machines=machines)
+    slower = two.seconds(WHOLE, 512)
+    assert slower > one.seconds(WHOLE, 512)  # as rows come over the network
+    by_machine = ExchangeStrategy.named("halo by machine")
+    assert two.seconds(by_machine, 512) < 0.65 * slower
+    # Where nobody wants what another one does, nothing is saved, and rows are sent twice.
+    few = Model(_model(10**5, 10**4)._loads, RATES, 4, machines=machines)
+    assert few.seconds(by_machine, 512) > few.seconds(WHOLE, 512)
+
+
+def test_rows_by_machine_take_as_many_buffers_for_any_number_of_machines():
+    for count in (2, 4, 16):
+        size = 4 * count
+        machines = [list(range(first, first + 4)) for first in range(0, size, 4)]
+        rows = [Rows(100, [0 if o == r else 100 for o in range(size)]) for r in range(size)]
+        in_flight = rows_in_flight(ExchangeStrategy(is_by_machine=True), rows, False, machines)
+        assert in_flight == 300
 
 
 def test_estimates_are_of_the_slowest_rank():
