@@ -87,7 +87,7 @@ struct SourceRow {
 
 // How a row is divided into vectors: `slots` of them, and where that is more than the row has, the
 // first one begins at the line of 128 bytes that the row begins in, so that no line is asked for
-// twice (PyTorch-Direct, section 4.5).
+// twice (PyTorch-Direct, section 3.2.1).
 struct RowShape {
   int64 bytes;
   int slots;

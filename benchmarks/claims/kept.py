@@ -14,7 +14,7 @@ from typing import Any
 from omegaconf import MISSING, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from benchmarks.claims.page import WRITTEN, machine_text, row, value_text
+from benchmarks.claims.page import WRITTEN, commit_text, machine_text, row, value_text
 from benchmarks.claims.registry import FOLDER, KEPT, Results, follow
 from dgl_mgpu.errors import DataFormatError
 
@@ -141,7 +141,9 @@ def _of_kept(kept: Kept, results: Results) -> Iterator[str]:
             continue
         result = results.read(name)
         commit = result.get("machine", {}).get("commit")
-        made = f"{machine_text(result)}, commit {commit}" if commit else "without this package"
+        made = "without this package"
+        if commit:
+            made = f"{machine_text(result)}, commit {commit_text(commit)}"
         yield f"[{name}]({name}) ({made})\n"
         for table in kept.tables:
             yield from _table(table, result, filled)

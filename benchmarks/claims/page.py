@@ -11,17 +11,23 @@ from benchmarks.claims.registry import Claim, Paper, Results, papers
 #: What XGNN writes for a system that fails, and this page for a placement that is not possible.
 IMPOSSIBLE = TIMES = "\N{MULTIPLICATION SIGN}"
 
+#: Commits that kept results name and that are not in the history any more.
+UNREACHABLE = frozenset({"ed9776a", "bfed6c6", "49cf21a", "529df64", "1dc0f6a"})
+
 #: First line of the pages.
 WRITTEN = "<!-- Written by `python -m benchmarks report` from benchmarks/claims and results. -->\n"
 
 _INTRODUCTION = """\
 # The papers' claims and what was measured here
 
-For each table and figure of the five papers: what the paper states and on which machine, our
-figure, a peer of the same run (unless it says otherwise), a ceiling measured in it, and the result
-that each was read from. The papers' GPUs are older than ours, so times do not compare systems;
-quotients of one run do, and shares of a ceiling. «Modelled» is the cost model's arithmetic and not
-a measurement. The software and commit of each result are at the end.
+For the tables and figures of the five papers that have results, but for those that each paper's
+part lists as left out: what the paper states and on which machine, our figure, a peer of the same
+run (unless it says otherwise), a ceiling measured in it, and the result that each was read from.
+The papers' GPUs are older than ours, so times do not compare systems; quotients of one run do, and
+shares of a ceiling. The software and commit of each result are at the end.
+
+**A star marks what is modelled**: the cost model's arithmetic, not a measurement. In XGNN's part it
+rests on curves of reads that are fitted to one of the paper's own hit rates for each graph.
 
 {count}
 """
@@ -54,6 +60,10 @@ def _of_paper(stem: str, paper: Paper, results: Results) -> Iterator[str]:
         if claim.figures:
             yield from _rows(claim, results)
             yield ""
+    if paper.left_out:
+        yield f"Left out of {paper.name}'s results:\n"
+        yield from (f"- {where}: {why}" for where, why in paper.left_out.items())
+        yield ""
 
 
 def picture(stem: str) -> str:
@@ -73,7 +83,7 @@ def _rows(claim: Claim, results: Results) -> Iterator[str]:
         yield row(
             figure.case,
             stated,
-            value_text(answer.ours, figure.unit),
+            value_text(answer.ours, figure.unit) + ("*" if answer.result.get("modelled") else ""),
             _beside(answer.peer, figure.unit, f" ({figure.peer_name})"),
             _beside(answer.ceiling, figure.unit),
             machine_text(answer.result, answer.ranks),
@@ -121,6 +131,13 @@ def machine_text(result: Any, ranks: int | None = None) -> str:
     return f"{used} {TIMES} {machine['gpus'][0].removeprefix('NVIDIA ')}{sharing}"
 
 
+def commit_text(commit: str) -> str:
+    """A commit, and whether the result can be made again from a checkout of it."""
+    if commit.partition("-")[0] in UNREACHABLE:
+        return f"{commit}, which is not in the history: not reproducible from a checkout"
+    return f"{commit}, with changes" if commit.endswith("-dirty") else commit
+
+
 def _of_files(found: Mapping[str, Any]) -> Iterator[str]:
     yield "## The results\n"
     yield "| result | commit | machine | versions |"
@@ -132,7 +149,7 @@ def _of_files(found: Mapping[str, Any]) -> Iterator[str]:
         cores = f"{machine['cores']} cores, {machine['processor']}"
         yield row(
             f"[{name}]({name})",
-            machine["commit"],
+            commit_text(machine["commit"]),
             f"{len(gpus)} {TIMES} {gpus[0]}; {cores}" if gpus else cores,
             ", ".join(f"{package} {version}" for package, version in versions.items()),
         )

@@ -155,11 +155,14 @@ class Paper:
     ----------
     name, title : str
     claims : list of Claim
+    left_out : dict
+        By table or figure that has results and no claim here: what it shows, and why not.
     """
 
     name: str = MISSING
     title: str = MISSING
     claims: list[Claim] = field(default_factory=list)
+    left_out: dict[str, str] = field(default_factory=dict)
 
     def figures(self) -> Iterator[Figure]:
         for claim in self.claims:
