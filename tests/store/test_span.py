@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import dgl
@@ -17,7 +18,7 @@ from dgl.dataloading.negative_sampler import GlobalUniform, PerSourceUniform
 
 import dgl_mgpu
 from dgl_mgpu import GlobalStore
-from dgl_mgpu.comm import communicator
+from dgl_mgpu.comm import communicator, network
 from dgl_mgpu.errors import (
     CheckpointError,
     ConfigError,
@@ -84,6 +85,7 @@ def _on_machines(machines: str, check: Callable[..., Any], *args: Any) -> Any:
         patch.setattr(communicator, "_groups", None)
         patch.setattr(communicator, "_across", None)
         patch.setattr(communicator, "_machine_id", lambda: machines[dist.get_rank()])
+        patch.setattr(network, "FOUND", SimpleNamespace(read=dict, keep=lambda found: None))
         return check(*args)
 
 
@@ -453,6 +455,12 @@ def test_batches_are_made_ahead_on_all_ranks_alike(ranks: RankProcesses) -> None
     ranks.run(_on_machines, "abc", _made_ahead)
 
 
+def _kept(shares: Shares, machine: int, ratio: float) -> np.ndarray:
+    """Whether a machine keeps each node's features, then whether its in-edges."""
+    kept = shares.kept(machine, ratio)
+    return np.concatenate([kept.features["n"], kept.in_edges["n"]]) > 0
+
+
 @pytest.mark.parametrize("ratio", [0.0, 0.01, 0.1, 0.5, 0.99, 1.0])
 def test_what_is_replicated_saves_most_for_its_bytes(ratio: float) -> None:
     draw = np.random.default_rng(0)
@@ -465,11 +473,11 @@ def test_what_is_replicated_saves_most_for_its_bytes(ratio: float) -> None:
     reads = Reads({"n": sampled}, {"n": read}, 1.0, 3.0)
     shares = Shares.of({"rows": rows, "topology": topology}, reads, 3)
     nbytes = np.concatenate([np.full(NODES, 20), 8 * degrees + 8])
-    saved = np.concatenate([read * 28, sampled * (16 + 16 * np.minimum(degrees, 3))]) / nbytes
+    saved = np.concatenate([read * 24, sampled * (8 + 8 * np.minimum(degrees, 3))]) / nbytes
     first, stop = shares.bounds["n"][1:3]
-    kept = np.concatenate([part["n"] for part in shares.kept(1, ratio)])
+    kept = _kept(shares, 1, ratio)
     assert kept[first:stop].all() and kept[NODES + first : NODES + stop].all()
-    replicated = np.concatenate([part["n"] for part in shares.kept(0, ratio)])
+    replicated = _kept(shares, 0, ratio)
     others = np.tile(np.arange(NODES) >= shares.bounds["n"][1], 2)
     assert np.array_equal(replicated[~others], np.ones((~others).sum(), bool))
     # Of what machines 0 and 1 own the other one has the replicas.
