@@ -378,12 +378,15 @@ def _plan(arguments: list[str]) -> int:
     for config in configs:
         check_start(config)
     for config in configs:
-        plan, origin = plan_for(config)
+        plan, origin, num_machines, span = plan_for(config)
         plans.append(plan)
-        titles.append(f"{config.data.name} on {plan.topology}, policy {plan.policy}")
+        machines = f"{num_machines} x " if num_machines > 1 else ""
+        titles.append(f"{config.data.name} on {machines}{plan.topology}, policy {plan.policy}")
         fanouts = config.sampler.planned_fanouts()
         for part in placement_tables(plan, titles[-1], config.planned_seeds(), fanouts):
             console.print(part, highlight=False)
+        if span:
+            console.print(span, highlight=False)
         console.print(f"data: {origin}", highlight=False)
     if picture is not None:
         from dgl_mgpu.report.placement_plot import plot_placements

@@ -43,6 +43,8 @@ EFFICIENCY: dict[str, tuple[tuple[float, float], ...]] = {
     "disk": ((4, 0.001), (4096, 1.0)),
 }
 
+#: Up to so many GPUs a link between two of them is a resource also where a port is no wider.
+_MOST_LINKED = 16
 #: Names of GPUs, or of parts, that a text has all of.
 _MOST_NAMES = 16
 
@@ -89,7 +91,9 @@ class Resources:
             add("local", links[gpu, gpu], [gpu], everyone, gpu)
             peers = list(topology.neighbors(gpu))
             for peer in peers:
-                add("peer", links[gpu, peer], [gpu], gpu, peer)
+                # What goes over a link goes through its reader's port, too.
+                if n <= _MOST_LINKED or links[gpu, peer] < ports[gpu]:
+                    add("peer", links[gpu, peer], [gpu], gpu, peer)
             readers = [peer for peer in everyone if peer != gpu and links[peer, gpu]]
             # A port as wide as all its links together never holds anything up.
             if links[gpu, peers].sum() > ports[gpu]:

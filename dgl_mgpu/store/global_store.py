@@ -345,9 +345,9 @@ class GlobalStore:
             hotness = _hotness(content, checked, seed, runtime)
             shared = SharedMemory.of_this_machine() if runtime is None else None
 
-            def place(spans: bool, kept: Kept | None = None) -> Blueprint:
+            def place(kept: Kept | None = None) -> Blueprint:
                 return make_blueprint(
-                    content_if(spans).sources,
+                    content_if(kept is not None).sources,
                     hotness,
                     planned_for,
                     checked,
@@ -368,7 +368,7 @@ class GlobalStore:
                     (of_nodes,) = content.bounds.values()
                     fetch_replicas(blueprint, of_nodes, machines)
             else:
-                blueprint = place(False)
+                blueprint = place()
             blueprint = unfold_embeddings(blueprint, content.embeddings, seed)
             return content.schema, bounds
 

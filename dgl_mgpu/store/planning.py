@@ -43,7 +43,7 @@ def make_blueprint(
     ``kept`` says of a store of several machines what this one keeps, and ``network`` what joins
     them; all is kept by default.  Raises ConfigError, PlanDoesNotFitError or UnreachableError.
     """
-    reads = reads_of(sources, hotness, options)
+    reads = reads_of(sources, hotness, options) if kept is None else kept.reads
     rows = [len(counts) for counts in hotness.values()]
     stored, read_here = dict(sources), reads
     if kept is None:
@@ -76,7 +76,7 @@ def make_blueprint(
     plan = plan_tables(specs, topology, options, rows, on_gpus=on_gpus, shared=shared)
     if kept is not None:
         assert network is not None  # between machines that keep parts
-        plan = with_other_machines(plan, kept, sources, reads, network, len(options.fanouts))
+        plan = with_other_machines(plan, kept, sources, network, len(options.fanouts))
     return Blueprint(stored, orders, plan, disk_path, _staging_bytes(options, rows))
 
 

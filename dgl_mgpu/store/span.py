@@ -18,6 +18,7 @@ import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -54,6 +55,8 @@ class Kept:
     features, in_edges : dict of str to ndarray of int, shape (num_nodes,)
         By node type, of how many machines' mini-batches the node is read here: none where it is not
         kept, this one's where it is a replica, and all machines' where this one alone has it.
+    reads : Reads
+        Of a mini-batch.
     hottest : dict of str to ndarray of int, shape (num_nodes,)
         Nodes of each type, those that are read most first.
     share : MachineShare
@@ -61,6 +64,7 @@ class Kept:
 
     features: dict[str, np.ndarray]
     in_edges: dict[str, np.ndarray]
+    reads: Reads
     hottest: dict[str, np.ndarray]
     share: MachineShare
 
@@ -97,7 +101,7 @@ class Replicas:
 
     def above(self, saving: float) -> int:
         """How many nodes save more than this."""
-        return int(np.searchsorted(-self.savings, -saving, side="left"))
+        return len(self.savings) - int(np.searchsorted(self.savings[::-1], saving, side="right"))
 
     def bytes_of(self, count: int) -> float:
         """Those of the first nodes."""
@@ -115,6 +119,7 @@ class Shares:
     bounds: Bounds
     features: Mapping[str, Replicas]
     in_edges: Mapping[str, Replicas]
+    reads: Reads
     hottest: dict[str, np.ndarray]
 
     @classmethod
@@ -147,7 +152,7 @@ class Shares:
             features[ntype] = Replicas.of(read * (id_bytes + row_bytes), row_bytes)
             in_edges[ntype] = Replicas.of(reads.sampled[ntype] * answers, edge_bytes)
             hottest[ntype] = order_by_hotness(read).order
-        return cls(bounds, features, in_edges, hottest)
+        return cls(bounds, features, in_edges, reads, hottest)
 
     def kept(self, machine: int, ratio: float) -> Kept:
         """What a machine keeps if ``ratio`` of the bytes are replicated."""
@@ -171,6 +176,7 @@ class Shares:
         return Kept(
             dict(zip(self.features, readers[:of_types], strict=True)),
             dict(zip(self.in_edges, readers[of_types:], strict=True)),
+            self.reads,
             self.hottest,
             MachineShare(
                 num_machines, replicated / nbytes if nbytes else 1.0, round(replicated), round(own)
@@ -190,14 +196,10 @@ class Shares:
 
 
 def with_other_machines(
-    plan: Plan,
-    kept: Kept,
-    sources: Mapping[str, Source],
-    reads: Reads,
-    network: Network,
-    num_layers: int,
+    plan: Plan, kept: Kept, sources: Mapping[str, Source], network: Network, num_layers: int
 ) -> Plan:
     """The plan of what a machine keeps, with what a mini-batch reads of others' rows."""
+    reads = kept.reads
     id_bytes = _id_bytes(sources)
     remote: dict[str, float] = {}
     nbytes, exchanges = 0.0, 2 * num_layers
@@ -284,23 +286,35 @@ def best_ratio(seconds: Callable[[float], float]) -> float:
     return best
 
 
-def cheaper_span(whole: float, shared: float, share: MachineShare) -> tuple[str, str]:
-    """Whether machines have a copy each or one together, by the modelled seconds of a step; and
-    why, in a line.
+def choose_span(
+    num_machines: int, options: StoreOptions, seconds: Callable[[float | None], float]
+) -> tuple[float | None, str]:
+    """How machines are to have the data, as far as options leave it open: so that a step takes
+    least time by the cost model.
 
-    A copy on each, which more can be done with, if both take as long.  ``whole`` is infinite if
-    it does not fit.
+    ``seconds`` are those of the slowest machine with a share of replicas, or None for a copy on
+    each machine; infinite if it does not fit.  Returns what is chosen, and why, in a line.  A copy
+    on each, of which more can be asked, is chosen before one together that takes as long.
     """
-    together = (
-        f"one copy over {share.num_machines} machines, {100 * share.replica_ratio:.3g}% of it "
-        f"replicated, takes {human_seconds(shared)}"
-    )
-    if math.isinf(whole):
-        return "job", f"a copy on each machine does not fit; {together} a step (modelled)"
-    each = f"a copy on each machine takes {human_seconds(whole)}"
-    if shared < whole:
-        return "job", f"{together} a step (modelled), and {each}"
-    return "machine", f"{each} a step (modelled), and {together}"
+    if options.span == "machine":
+        return None, f"each of {num_machines} machines has a copy of all (store.span=machine)"
+    ratio = read_ratio("store.replica_ratio", options.replica_ratio)
+    if ratio is None:
+        ratio = best_ratio(seconds)
+    together = f"one copy over {num_machines} machines, {100 * ratio:.3g}% of it on each"
+    if options.span == "job":
+        return ratio, f"{together} (store.span=job)"
+    of_one, of_each = seconds(ratio), seconds(None)
+    together += f", takes {human_seconds(of_one)}"
+    if math.isinf(of_each):
+        return ratio, f"store.span=auto: a copy on each machine does not fit; {together} a step"
+    each = f"a copy on each of them takes {human_seconds(of_each)}"
+    if of_one < of_each:
+        return ratio, f"store.span=auto: {together} a step, and {each} (modelled)"
+    each = f"a copy on each machine takes {human_seconds(of_each)}"
+    if math.isinf(of_one):
+        return None, f"store.span=auto: {each} a step (modelled)"
+    return None, f"store.span=auto: {each} a step, and {together} (modelled)"
 
 
 def plan_span(
@@ -309,16 +323,15 @@ def plan_span(
     reads: Reads,
     options: StoreOptions,
     facts: Mapping[str, str],
-    place: Callable[[bool, Kept | None], Blueprint],
+    place: Callable[[Kept | None], Blueprint],
     bounds: Bounds | None = None,
 ) -> tuple[Blueprint, Bounds]:
     """Plan this machine's store, on its first rank: of its share of the data, or of all of it.
 
     Collective of the machines' first ranks.  ``facts`` describe what else all machines have to be
-    asked for.  ``place(spans, kept)`` plans what a machine keeps, or all, and raises
-    PlanDoesNotFitError if it does not fit.  What is chosen, as ``options`` leave it open, takes the
-    slowest machine least time.  ``bounds`` are those of a graph whose owners are given; none are
-    returned if each machine has a copy.
+    asked for.  ``place`` plans what a machine keeps, or all of it, and raises PlanDoesNotFitError
+    if it does not fit.  ``bounds`` are those of a graph whose owners are given; none are returned
+    if each machine has a copy.
 
     Raises InvalidInputError if the machines have other data or were asked for other stores, and
     PlanDoesNotFitError if the parts do not fit.
@@ -326,30 +339,26 @@ def plan_span(
     shares = machines.run_all(_ACTION, lambda: Shares.of(sources, reads, machines.size, bounds))
     _require_same(machines, {**facts, **shares.checksums()})
 
-    def place_share(ratio: float) -> Blueprint:
-        return place(True, shares.kept(machines.rank, ratio))
+    def plan(ratio: float | None) -> Blueprint:
+        return place(None if ratio is None else shares.kept(machines.rank, ratio))
 
-    def of_slowest(step: Callable[[], Blueprint]) -> float:
-        def seconds() -> float:
-            try:
-                return step().plan.step_seconds
-            except PlanDoesNotFitError:
-                return math.inf
+    def of_slowest(ratio: float | None) -> float:
+        seconds = machines.run_all(_ACTION, lambda: modelled_seconds(partial(plan, ratio)))
+        return max(machines.all_gather(seconds))
 
-        return max(machines.all_gather(machines.run_all(_ACTION, seconds)))
+    ratio, reason = choose_span(machines.size, options, of_slowest)
+    if machines.rank == 0:
+        log.info("%s", reason)
+    blueprint = machines.run_all(_ACTION, lambda: plan(ratio))
+    return blueprint, {} if ratio is None else shares.bounds
 
-    ratio = read_ratio("store.replica_ratio", options.replica_ratio)
-    if ratio is None:
-        ratio = best_ratio(lambda ratio: of_slowest(lambda: place_share(ratio)))
-    if options.span == "auto":
-        whole = of_slowest(lambda: place(False, None))
-        shared = of_slowest(lambda: place_share(ratio))
-        span, reason = cheaper_span(whole, shared, shares.kept(0, ratio).share)
-        if machines.rank == 0:
-            log.info("store.span=%s: %s", span, reason)
-        if span == "machine":
-            return machines.run_all(_ACTION, lambda: place(False, None)), {}
-    return machines.run_all(_ACTION, lambda: place_share(ratio)), shares.bounds
+
+def modelled_seconds(plan: Callable[[], Blueprint]) -> float:
+    """What a step takes by a plan; infinity if it does not fit."""
+    try:
+        return plan().plan.step_seconds
+    except PlanDoesNotFitError:
+        return math.inf
 
 
 def _require_same(machines: Communicator, facts: Mapping[str, str]) -> None:
