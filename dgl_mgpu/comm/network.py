@@ -25,31 +25,27 @@ FOUND = TuningCache("network.json", 1, list)
 _known: WeakKeyDictionary[Communicator, Network] = WeakKeyDictionary()
 
 
-def measured_network(
-    machines: Communicator, ranks: Communicator, device: torch.device, *, cached: bool = True
-) -> Network:
+def measured_network(machines: Communicator, ranks: Communicator, device: torch.device) -> Network:
     """What ranks of several machines get of the network while all of them use it.
 
     All ranks send each other tensors on ``device`` for some tenths of a second, as a store of
     several machines does: from GPU to GPU where each rank has one.  The slowest rank counts.  It is
-    measured once for a job; with ``cached`` `FOUND` has what an earlier job found on the same
-    hosts, and keeps what is found.
+    measured once for a job; `FOUND` has what an earlier job found on the same hosts, and keeps what
+    is found.
 
     Collective of all ranks of the job, of which ``ranks`` are those of this machine, and
     ``machines`` those with this one's place in each.
     """
     if machines not in _known:
-        _known[machines] = _measured(machines, ranks, device, cached)
+        _known[machines] = _measured(machines, ranks, device)
     return _known[machines]
 
 
-def _measured(
-    machines: Communicator, ranks: Communicator, device: torch.device, cached: bool
-) -> Network:
+def _measured(machines: Communicator, ranks: Communicator, device: torch.device) -> Network:
     everyone = Communicator.of_all_machines()
     hosts = machines.all_gather(platform.node())
     key = f"{', '.join(hosts)}: {ranks.size} ranks each, {device.type}"
-    known = everyone.broadcast_from_rank0(_ACTION, lambda: FOUND.read() if cached else {})
+    known = everyone.broadcast_from_rank0(_ACTION, FOUND.read)
     if _is_network(known.get(key)):
         return Network(*known[key])
     latency = min(_seconds(machines, ranks, device, 1) for _ in range(_SMALL_REPEATS))
@@ -58,9 +54,8 @@ def _measured(
     latency, seconds = (max(everyone.all_gather(value)) for value in (latency, seconds))
     nbytes = count * (machines.size - 1)
     network = Network(nbytes / max(seconds - latency, 1e-9) / GB, latency)
-    if cached:
-        found = {key: [network.bandwidth, network.latency]}
-        everyone.broadcast_from_rank0(_ACTION, lambda: FOUND.keep(found))
+    found = {key: [network.bandwidth, network.latency]}
+    everyone.broadcast_from_rank0(_ACTION, lambda: FOUND.keep(found))
     return network
 
 

@@ -13,6 +13,7 @@ position -1.  Edge features are on every machine.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import zlib
@@ -274,16 +275,18 @@ def best_ratio(seconds: Callable[[float], float]) -> float:
     ``seconds`` are infinite for a share that does not fit; 0 is returned if none does.
     """
     tried = {ratio: seconds(ratio) for ratio in (0.0, *(0.5**n for n in range(_HALVINGS)))}
-    best = 0.0
-    for refinement in range(_REFINEMENTS + 1):
+
+    def best() -> float:
+        return min(tried, key=lambda ratio: (tried[ratio], -ratio))
+
+    if math.isinf(tried[best()]):
+        return 0.0
+    for _ in range(_REFINEMENTS):
         ratios = sorted(tried)
-        best = min(ratios, key=lambda ratio: (tried[ratio], -ratio))
-        if refinement == _REFINEMENTS or math.isinf(tried[best]):
-            break
-        at = ratios.index(best)
-        for other in (*ratios[max(at - 1, 0) : at], *ratios[at + 1 : at + 2]):
-            tried[(best + other) / 2] = seconds((best + other) / 2)
-    return best
+        at = ratios.index(best())
+        for one, other in itertools.pairwise(ratios[max(at - 1, 0) : at + 2]):
+            tried[(one + other) / 2] = seconds((one + other) / 2)
+    return best()
 
 
 def choose_span(

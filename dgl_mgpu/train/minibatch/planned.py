@@ -83,7 +83,8 @@ def plan_for(config: Config) -> Planned:
                 "use store.hotness=degree, or look at the plan of a store that is built "
                 "(store.plan)",
             )
-        dataset, hotness = _draw_dataset(config, known)
+        # Machines own runs of nodes: of a graph as it comes, not of the hottest first.
+        dataset, hotness = _draw_dataset(config, known, shuffled=machines.num_machines > 1)
         task = Task.from_dataset(config, dataset)
     tables, hotness = sources_of(
         dataset, options, config.trainer.seed, task.embeddings, hotness=hotness
@@ -131,10 +132,10 @@ def _known_sizes(config: Config) -> tuple[Outline | None, str]:
 
 
 def _draw_dataset(
-    config: Config, known: Outline
+    config: Config, known: Outline, *, shuffled: bool
 ) -> tuple[Dataset | HeteroDataset, dict[str, np.ndarray]]:
     """A data set in outline, with the features and self-loops that its model wants."""
-    dataset, hotness = known.draw()
+    dataset, hotness = known.draw(shuffled=shuffled)
     dataset = adapt_to_model(config, dataset)
     if isinstance(dataset, HeteroDataset):
         if config.model.self_loops:
