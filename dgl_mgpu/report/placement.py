@@ -18,6 +18,8 @@ from dgl_mgpu.utils.units import human_bytes, human_seconds
 
 #: Locations of rows: on every GPU, on several, on one, in host memory, on disk.
 LOCATIONS = ("every", "several", "one", "host", "disk")
+#: Times of GPUs that are listed; of more, the least and the most.
+_MOST_TIMES = 16
 #: Characters in a line of a table's name; longer ones are broken between their parts.
 _NAME_WIDTH = 20
 
@@ -227,7 +229,10 @@ def placement_tables(
         elif column.header == "accesses":
             column.header = "reads"
     table.title_justify = "left"
-    times = join_runs([f"{seconds * 1e3:.3g}" for seconds in plan.seconds])
+    milliseconds = [f"{seconds * 1e3:.3g}" for seconds in plan.seconds]
+    times = join_runs(milliseconds)
+    if len(times.split(", ")) > _MOST_TIMES:
+        times = f"{min(milliseconds, key=float)} to {max(milliseconds, key=float)}"
     of_each = f" (ms of each: {times})" if plan.num_gpus > 1 else ""
     return [
         table,
