@@ -53,7 +53,8 @@ def _measured(machines: Communicator, ranks: Communicator, device: torch.device)
     seconds = min(_seconds(machines, ranks, device, count) for _ in range(_REPEATS))
     latency, seconds = (max(everyone.all_gather(value)) for value in (latency, seconds))
     nbytes = count * (machines.size - 1)
-    network = Network(nbytes / max(seconds - latency, 1e-9) / GB, latency)
+    # Noise must not make of a fast network one without bounds.
+    network = Network(nbytes / max(seconds - latency, seconds / 2) / GB, latency)
     found = {key: [network.bandwidth, network.latency]}
     everyone.broadcast_from_rank0(_ACTION, lambda: FOUND.keep(found))
     return network

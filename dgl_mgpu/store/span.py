@@ -19,7 +19,7 @@ import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 
@@ -301,6 +301,7 @@ def choose_span(
     """
     if options.span == "machine":
         return None, f"each of {num_machines} machines has a copy of all (store.span=machine)"
+    seconds = cache(seconds)
     ratio = read_ratio("store.replica_ratio", options.replica_ratio)
     if ratio is None:
         ratio = best_ratio(seconds)
