@@ -260,12 +260,14 @@ class Plan:
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as JSON types."""
-        data = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "tables"}
+        parts = ("tables", "loads", "share")
+        data = {name: value for name, value in vars(self).items() if name not in parts}
         data["tables"] = {
             name: [tier.__dict__ for tier in table.tiers] for name, table in self.tables.items()
         }
         data["loads"] = [load.__dict__ for load in self.loads]
-        data["share"] = None if self.share is None else self.share.__dict__
+        if self.share is not None:
+            data["share"] = self.share.__dict__
         # A round trip turns tuples into lists, so that what is written equals what is read.
         return json.loads(json.dumps({"format": 1, **data}))
 
