@@ -10,39 +10,40 @@ import torch.distributed as dist
 
 from dgl_mgpu.comm import communicator, network
 from dgl_mgpu.comm.communicator import Communicator
-from dgl_mgpu.comm.network import measured_network
-from dgl_mgpu.machine import Network
-from dgl_mgpu.utils.tuning_cache import TuningCache
+from dgl_mgpu.comm.network import FOUND, measured_network
 from tests.ranks import RankProcesses
 
 
-def _find(folder: str) -> tuple[float, float]:
-    """As the first store of a job does, of ranks that are machines."""
+def _found(folder: str, kept: list[list]) -> list[tuple[float, float]]:
+    """What ranks that are machines find, at first, and with these figures in the file."""
+    rank, cpu = dist.get_rank(), torch.device("cpu")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", folder)
         patch.setattr(communicator, "_groups", None)
         patch.setattr(communicator, "_across", None)
-        patch.setattr(communicator, "_machine_id", lambda: str(dist.get_rank()))
+        patch.setattr(communicator, "_machine_id", lambda: str(rank))
         machines, ranks = Communicator.across_machines(), Communicator.of_this_machine()
-        found = measured_network(machines, ranks, torch.device("cpu"))
-        patch.setattr(network, "_measured", None)  # it is not measured again
-        assert measured_network(machines, ranks, torch.device("cpu")) is found
-    return found.bandwidth, found.latency
+        first = measured_network(machines, ranks, cpu)
+        ((key, values),) = FOUND.read().items()
+        assert values == [first.bandwidth, first.latency]
+        assert key.count(",") == dist.get_world_size() and key.endswith("1 ranks each, cpu")
+        found = [first]
+        for figures in kept:
+            machines.all_gather(None)
+            if rank == 0:
+                FOUND.keep({key: figures})
+            machines.all_gather(None)
+            assert measured_network(machines, ranks, cpu) is found[-1]  # of this job
+            network._known.clear()
+            found.append(measured_network(machines, ranks, cpu))
+    return [(each.bandwidth, each.latency) for each in found]
 
 
-def test_all_ranks_know_the_same_and_a_file_keeps_it(
-    ranks: RankProcesses, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    found = ranks.run(_find, str(tmp_path))
-    assert len(set(found)) == 1
-    Network(*found[0])  # raises unless it is one
-    file = TuningCache("network.json", 1, list)
-    ((key, kept),) = file.read().items()
-    assert tuple(kept) == found[0] and key.count(",") == len(found) and key.endswith("cpu")
-    file.keep({key: [12.5, 0.25]})
-    assert set(ranks.run(_find, str(tmp_path))) == {(12.5, 0.25)}
-    for damaged in ([12.5], [0.0, 1.0], ["12", "3"]):
-        file.keep({key: damaged})
-        (again,) = set(ranks.run(_find, str(tmp_path)))
-        assert again != (12.5, 0.25) and again[0] > 0
+def test_all_ranks_know_the_same_and_a_file_keeps_it(ranks: RankProcesses, tmp_path: Path) -> None:
+    found = ranks.run(_found, str(tmp_path), [[12.5, 0.25], [12.5], [0.0, 1.0], ["12", "3"]])
+    assert all(of_rank == found[0] for of_rank in found)
+    measured, kept, *damaged = found[0]
+    assert kept == (12.5, 0.25)
+    # What is no network is measured again.
+    for bandwidth, latency in (measured, *damaged):
+        assert 0 < bandwidth < 1e3 and 0 < latency < 10
