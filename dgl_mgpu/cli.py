@@ -32,6 +32,7 @@ dgl-mgpu COMMAND [key=value ...]
              dgl-mgpu predict outputs/DAY/RUN out=predictions.npz (device=cuda: on a GPU; ranks=4)
   plan       where the store would put every tier, and the modelled time, also for a machine
              that is not there:  dgl-mgpu plan data=generated-twitter topology=dgx1
+             or for several:     dgl-mgpu plan data=generated-twitter topology=8x-hgx-h200
              Several values of a key compare plans (store.policy=auto,host); --plot draws what each
              GPU holds and how busy its links are, into placement.png or --plot=FILE (.svg, .pdf)
   topology   what this machine is (topology measure: with timed copies between its GPUs), or
@@ -86,19 +87,21 @@ dgl-mgpu plan [key=value ...] [--plot | --plot=FILE]
   one that is not there. Nothing is downloaded or generated for it: of data that are not here
   the published sizes count. Several values of a key compare plans.
 
+  topology=dgx1   a machine by name; 8x-hgx-h200: eight of them, as store.span says; gb200-nvl72:
+                  a rack whose GPUs are all linked
   --plot          draw the placement into placement.png, or into FILE (.png, .svg, .pdf)
 
 examples:
   dgl-mgpu plan data=generated-twitter topology=dgx1 store.gpu_memory=14GiB
   dgl-mgpu plan data=ogbn-products topology=quad-v100 store.policy=auto,host --plot
-  dgl-mgpu plan data=ogbn-mag model=rgcn topology=single store.gpu_memory=2GiB
+  dgl-mgpu plan data=ogbn-mag model=rgcn topology=8x-hgx-h200 store.span=machine,job
 """,
     "topology": """\
 dgl-mgpu topology [NAME | measure]
 
   Show this machine's GPUs and the bandwidth between them, or those of a machine known by name.
 
-  NAME            a machine: {machines}
+  NAME            a machine: {machines}; several: 8x-hgx-h200
   measure         this machine, with timed copies between its GPUs
 
 examples:
@@ -378,12 +381,15 @@ def _plan(arguments: list[str]) -> int:
     for config in configs:
         check_start(config)
     for config in configs:
-        plan, origin = plan_for(config)
+        plan, origin, num_machines, span = plan_for(config)
         plans.append(plan)
-        titles.append(f"{config.data.name} on {plan.topology}, policy {plan.policy}")
+        machines = f"{num_machines} x " if num_machines > 1 else ""
+        titles.append(f"{config.data.name} on {machines}{plan.topology}, policy {plan.policy}")
         fanouts = config.sampler.planned_fanouts()
         for part in placement_tables(plan, titles[-1], config.planned_seeds(), fanouts):
             console.print(part, highlight=False)
+        if span:
+            console.print(span, highlight=False)
         console.print(f"data: {origin}", highlight=False)
     if picture is not None:
         from dgl_mgpu.report.placement_plot import plot_placements
@@ -448,7 +454,7 @@ def choices(overrides: list[str]) -> list[list[str]]:
 def _topology(arguments: list[str]) -> int:
     from rich.console import Console
 
-    from dgl_mgpu.machine import measure, preset, preset_names, probe
+    from dgl_mgpu.machine import Cluster, cluster, measure, preset_names, probe
     from dgl_mgpu.report.tables import machine_tables
 
     if len(arguments) > 1:
@@ -459,9 +465,9 @@ def _topology(arguments: list[str]) -> int:
         )
     name = arguments[0] if arguments else "auto"
     ways = {"auto": probe, "measure": measure}
-    topology = ways[name]() if name in ways else preset(name)
+    machines = Cluster(ways[name]()) if name in ways else cluster(name)
     console = Console()
-    for renderable in machine_tables(topology, preset_names()):
+    for renderable in machine_tables(machines, preset_names()):
         console.print(renderable, highlight=False)
     return 0
 

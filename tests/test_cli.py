@@ -335,6 +335,29 @@ def test_plans_side_by_side_and_their_picture(capsys, tmp_path, monkeypatch):
         assert picture.size == (3000, 1320)
 
 
+def test_plans_of_several_machines_that_are_not_there(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    arguments = ["data=generated-twitter", "data.options.scale=0.001", "store.gpu_memory=4MiB"]
+    spans = "store.span=machine,job"
+    assert main(["plan", *arguments, "topology=8x-quad-v100", spans, "--plot"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.count("on 8 x quad-v100, policy auto") == 2
+    assert shown.count("each of 8 machines has a copy of all") == 1
+    assert shown.count("8 machines: each has") == shown.count("over the network: ") == 1
+    with Image.open(tmp_path / "placement.png") as picture:
+        assert picture.size == (3000, 1320)
+
+
+def test_topologies_of_several_machines_and_of_racks(capsys):
+    assert main(["topology", "4x-dgx-h100"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "4 x dgx-h100" in shown and "each GPU receives 50 GB/s from other machines" in shown
+    assert main(["topology", "gb200-nvl72"]) == 0
+    shown = capsys.readouterr().out
+    assert re.search(r"72 GPUs from 0 on │ 3500 │ +71 x 792 │ +747 │ +370 │", shown)
+    assert "other machines" not in shown
+
+
 def test_walks_read_as_many_nodes_as_they_leave(capsys):
     arguments = ["model=pinsage", "sampler.num_neighbors=7", "data.options.scale=0.001"]
     assert main(["plan", *arguments, "data=generated-twitter", "topology=dgx1"]) == 0

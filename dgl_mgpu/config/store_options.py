@@ -28,7 +28,7 @@ NARROW_DTYPES = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 HOTNESS = ("degree", "presample")
 
 #: How far one copy of the data reaches.
-SPANS = ("machine", "job")
+SPANS = ("machine", "job", "auto")
 
 _STAGING = "store.staging_memory"
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -109,13 +109,15 @@ class StoreOptions:
     batch_size : int
     fanouts : sequence of int
         The mini-batch that times are modelled for; -1 takes all neighbours.
-    span : 'machine' or 'job'
+    span : 'machine', 'job' or 'auto'
         Whether every machine of a job has a copy of the data, or all machines together have one.
         With 'job' machines read each other's rows over the network, in rounds that all ranks take
-        part in (:mod:`dgl_mgpu.store.span`).
+        part in (:mod:`dgl_mgpu.store.span`).  'auto' takes what fits into the memory of every
+        machine, and of both what takes less time by the cost model and the network as measured.
     replica_ratio : float in [0, 1] or 'auto'
-        With ``span='job'``, the share of the nodes' bytes, hottest rows first, of which every
-        machine has a copy beside its own part; with 'auto' as much as the memories hold.
+        With one copy over all machines, the share of the nodes' bytes, hottest rows first, of which
+        every machine has a copy beside its own part; with 'auto' as much as saves time by the cost
+        model.
 
     Raises
     ------

@@ -53,12 +53,19 @@ class Outline:
     _edge_width: int = 0
     _seed: int = 0
 
-    def draw(self) -> tuple[Dataset | HeteroDataset, dict[str, np.ndarray]]:
+    def draw(
+        self, *, shuffled: bool = False
+    ) -> tuple[Dataset | HeteroDataset, dict[str, np.ndarray]]:
         """The data set, with empty arrays but for degrees, and how hot its nodes are.
 
-        Nodes come by falling degree, and the split is empty.  The dict has by node type how often
-        each node is another's neighbour, int64 (num_nodes,).
+        Nodes come by falling degree, or ``shuffled``, and the split is empty.  The dict has by node
+        type how often each node is another's neighbour, int64 (num_nodes,).
         """
+        draw = np.random.default_rng(self._seed)
+        places = {
+            ntype: draw.permutation(count) if shuffled else slice(None)
+            for ntype, count in self._nodes.items()
+        }
         hotness = {ntype: np.zeros(count, np.int64) for ntype, count in self._nodes.items()}
         edges: dict[CanonicalEtype, CSC] = {}
         for (src, etype, dst), relation in self._relations.items():
@@ -66,9 +73,9 @@ class Outline:
             out = into
             if src != dst or relation.exponent != relation.exponent_out:
                 out = self._degrees(self._nodes[src], relation.edges, relation.exponent_out)
-            hotness[src] += out
+            hotness[src] += out[places[src]]
             indptr = np.zeros(self._nodes[dst] + 1, np.int64)
-            np.cumsum(into, out=indptr[1:])
+            np.cumsum(into[places[dst]], out=indptr[1:])
             indices = _no_memory(relation.edges, dtype=index_dtype(self._nodes[src]))
             edges[src, etype, dst] = CSC(indptr, indices, None)
         shared: dict[str, Any] = {

@@ -3,6 +3,9 @@
 Figures for ``hgx-h200`` were measured (copy engines, 2026-11); the others are nominal, those of
 NVLink through a switch scaled by the share that the H200 machine reaches of its own (0.83).
 Disk figures stand for a few NVMe drives; give your own where disk matters.
+
+A rack of GB200s, ``gb200-nvl72``, is one machine here: 72 GPUs on one NVLink switch, and the memory
+of 36 Grace CPUs.  One of its 18 trays by itself is ``gb200``.
 """
 
 from __future__ import annotations
@@ -68,6 +71,14 @@ def cpu_topology(ranks: int, memory: int) -> Topology:
     return _machine("cpu", links, memory // ranks, 10.0, memory, disk=(1, 4))
 
 
+def _gb200(name: str, gpus: int, disk: tuple[float, int]) -> Topology:
+    """GPUs in pairs, each pair with a Grace CPU, whose memory it reads over NVLink-C2C."""
+    return _machine(
+        name, _links(gpus, 3500.0, 792.0), 186 * _GB, 370.0, gpus // 2 * 480 * _GB,
+        _host_groups(gpus, 2, 370.0), 747.0, disk,
+    )  # fmt: skip
+
+
 _MACHINES = {machine.name: machine for machine in (
     _machine("dgx1", _dgx1_links(), 16 * _GIB, 12.5, 512 * _GIB, _host_groups(8, 2, 12.5)),
     _machine(
@@ -84,6 +95,8 @@ _MACHINES = {machine.name: machine for machine in (
         "hgx-h200", _links(8, 2099.0, 396.0), 143 * _GB, 54.0, 560 * _GIB,
         _host_groups(8, 8, 216.0), 373.0, (6, 28),
     ),
+    _gb200("gb200", 4, (20, 14)),
+    _gb200("gb200-nvl72", 72, (0, 0)),  # no disk that all trays reach
     # Peers and host come through the same x16 port (version 4).
     _machine(
         "pcie", _links(8, 700.0, 22.0), 48 * _GB, 25.0, 512 * _GIB,
@@ -132,10 +145,15 @@ def preset(name: str, gpus: int | None = None) -> Topology:
     elif key in _MACHINES:
         topology = _MACHINES[key]
     else:
+        is_several = key.partition("x-")[0].isdecimal()
         raise ConfigError(
             f"use the topology '{name}'",
-            "there is no topology of this name",
-            nearest(key, preset_names()),
+            "it is of several machines, of which each has a store's plan of its own"
+            if is_several
+            else "there is no topology of this name",
+            f"name one of them, as {key.partition('x-')[2]}; dgl-mgpu plan draws several"
+            if is_several
+            else nearest(key, preset_names()),
         )
     if gpus is None or gpus == topology.num_gpus:
         return topology

@@ -13,6 +13,7 @@ from dgl_mgpu.placement.hotness import (
 from dgl_mgpu.placement.plan import (
     HOST,
     Load,
+    MachineShare,
     Plan,
     TablePlan,
     Tier,
@@ -28,6 +29,7 @@ __all__ = [
     "POLICIES",
     "Degrees",
     "Load",
+    "MachineShare",
     "Plan",
     "Reads",
     "RowOrder",

@@ -6,26 +6,29 @@ Every GPU makes the same expected accesses in a step.  What it reads from each m
 - GPU memories: each GPU's own memory (its reads and those it serves), each link, and each
   port where a switch limits what a GPU takes in or serves in all;
 - the host: each GPU's own way to it, and the ways that several GPUs share;
-- the disk, which all share and whose rows come through host memory.
+- the disk, which all share and whose rows come through host memory;
+- the network, where several machines have one copy of the rows together
+  (:func:`over_network`).
 
 Links work side by side, so the time for GPU memories is that of the busiest resource that
-belongs to a GPU; a link belongs to its reader.  Host rows and disk rows come on top: they are
-not assumed to hide behind the others.  The time of a plan is that of its slowest GPU, since
-gradients are synchronised every step.
+belongs to a GPU; a link belongs to its reader.  Rows of the host, of the disk and of other
+machines come on top: they are not assumed to hide behind the others.  The time of a plan is that of
+its slowest GPU, since gradients are synchronised every step.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
 
+from dgl_mgpu.machine.cluster import Network
 from dgl_mgpu.machine.topology import GB, Topology
-from dgl_mgpu.placement.plan import HOST, Load, TablePlan, Tier, part_sizes
+from dgl_mgpu.placement.plan import HOST, Load, MachineShare, Plan, TablePlan, Tier, part_sizes
 from dgl_mgpu.placement.table_spec import TableSpec
 
 #: Share of a link's bandwidth that reads of a size (bytes) reach, random rows, measured with plain
@@ -39,6 +42,11 @@ EFFICIENCY: dict[str, tuple[tuple[float, float], ...]] = {
     "host": ((4, 0.045), (16, 0.19), (64, 0.61), (128, 0.81), (512, 0.92), (4096, 0.95)),
     "disk": ((4, 0.001), (4096, 1.0)),
 }
+
+#: Up to so many GPUs a link between two of them is a resource also where a port is no wider.
+_MOST_LINKED = 16
+#: Names of GPUs, or of parts, that a text has all of.
+_MOST_NAMES = 16
 
 
 @cache
@@ -83,7 +91,9 @@ class Resources:
             add("local", links[gpu, gpu], [gpu], everyone, gpu)
             peers = list(topology.neighbors(gpu))
             for peer in peers:
-                add("peer", links[gpu, peer], [gpu], gpu, peer)
+                # What goes over a link goes through its reader's port, too.
+                if n <= _MOST_LINKED or links[gpu, peer] < ports[gpu]:
+                    add("peer", links[gpu, peer], [gpu], gpu, peer)
             readers = [peer for peer in everyone if peer != gpu and links[peer, gpu]]
             # A port as wide as all its links together never holds anything up.
             if links[gpu, peers].sum() > ports[gpu]:
@@ -260,10 +270,36 @@ def estimate(
     )
 
 
+def over_network(
+    plan: Plan, share: MachineShare, network: Network, nbytes: float, exchanges: int
+) -> Plan:
+    """The plan of a machine that has a share of the rows, with the time of reading the others.
+
+    In a step every GPU receives ``nbytes`` from other machines in so many exchanges, and sends as
+    many: machines are alike, and messages are long, so that the network's bandwidth is reached.
+    """
+    seconds = network.seconds(nbytes, exchanges)
+    loads = (
+        Load("network", (gpu,), (), network.bandwidth, nbytes, seconds)
+        for gpu in range(plan.num_gpus)
+    )
+    return replace(
+        plan,
+        share=share,
+        seconds=tuple(of_gpu + seconds for of_gpu in plan.seconds),
+        loads=(*plan.loads, *loads),
+    )
+
+
 def _where(tier: Tier) -> str:
     """GPU lists of the parts, as in ``0+6 | 1+7``; equal ones once."""
     if tier.memory != "gpu":
         return tier.memory
-    names = dict.fromkeys("+".join(map(str, holders)) for holders in tier.copies)
+    names = dict.fromkeys("+".join(_ends(list(map(str, holders)))) for holders in tier.copies)
     host = any(tier.on_host(part) for part in range(tier.parts))
-    return " | ".join(names) + (" (and host)" if host else "")
+    return " | ".join(_ends(list(names))) + (" (and host)" if host else "")
+
+
+def _ends(names: list[str]) -> list[str]:
+    """Names, the first and last ones of many."""
+    return names if len(names) <= _MOST_NAMES else [*names[:2], "…", names[-1]]

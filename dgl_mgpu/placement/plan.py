@@ -91,19 +91,20 @@ class Load:
 
     Attributes
     ----------
-    kind : 'local', 'peer', 'host' or 'disk'
+    kind : 'local', 'peer', 'host', 'network' or 'disk'
         A GPU's own memory; a link between GPUs, or a port where a switch limits what a GPU takes
-        in or serves in all; a way to host memory; the disk.
+        in or serves in all; a way to host memory; to other machines; the disk.
     readers : tuple of int
         GPUs whose reads go over it.
     holders : tuple of int
-        GPUs whose memory they read over it; none for host and disk.
+        GPUs whose memory they read over it; none for host, network and disk.
     bandwidth : float
         GB/s.
     nbytes : float
         Bytes that are read over it.
     seconds : float
-        What they take, by the share of the bandwidth that reads of their size reach.
+        What they take, by the share of the bandwidth that reads of their size reach; to other
+        machines with the time that exchanges take however little they send.
     """
 
     kind: str
@@ -115,8 +116,33 @@ class Load:
 
 
 @dataclass(frozen=True)
+class MachineShare:
+    """What one machine has of the rows that several have one copy of together.
+
+    Attributes
+    ----------
+    num_machines : int
+    replica_ratio : float
+        Share of the bytes of all rows that every machine has, the hottest.
+    replicated_bytes, own_bytes : int
+        Bytes of these, and of those that this machine alone has.
+    remote_reads : dict of str to float
+        Table → share of a mini-batch's reads that other machines answer.
+    """
+
+    num_machines: int
+    replica_ratio: float
+    replicated_bytes: int
+    own_bytes: int
+    remote_reads: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Plan:
     """Where the rows of all tables lie, and what the cost model expects of that.
+
+    If several machines have one copy together, it is the plan of one of them: its tables have the
+    rows that it keeps, which it reads for the others' mini-batches as well.
 
     Attributes
     ----------
@@ -139,6 +165,8 @@ class Plan:
         What :meth:`describe` returns.
     loads : tuple of Load
         Everything on the machine that reads can be held up by, and how long one step's do.
+    share : MachineShare, optional
+        The machine's share; None if it has all rows.
     """
 
     topology: str
@@ -155,6 +183,7 @@ class Plan:
     hit_rates: Mapping[str, Mapping[str, float]]
     rows: tuple[Mapping[str, Any], ...] = field(default=(), repr=False)
     loads: tuple[Load, ...] = field(default=(), repr=False)
+    share: MachineShare | None = None
 
     @property
     def step_seconds(self) -> float:
@@ -231,11 +260,14 @@ class Plan:
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as JSON types."""
-        data = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "tables"}
+        parts = ("tables", "loads", "share")
+        data = {name: value for name, value in vars(self).items() if name not in parts}
         data["tables"] = {
             name: [tier.__dict__ for tier in table.tiers] for name, table in self.tables.items()
         }
         data["loads"] = [load.__dict__ for load in self.loads]
+        if self.share is not None:
+            data["share"] = self.share.__dict__
         # A round trip turns tuples into lists, so that what is written equals what is read.
         return json.loads(json.dumps({"format": 1, **data}))
 
@@ -251,9 +283,14 @@ class Plan:
         try:
             if data["format"] != 1:
                 raise ValueError(f"its format is {data['format']!r}, not 1")
-            # Plans of old checkpoints have no loads.
+            # Plans of old checkpoints have neither loads nor a share.
             fields = {name: read(data[name]) for name, read in _FROM_JSON.items()}
-            plan = cls(**fields, loads=tuple(map(_load, data.get("loads", ()))))
+            share = data.get("share")
+            plan = cls(
+                **fields,
+                loads=tuple(map(_load, data.get("loads", ()))),
+                share=None if share is None else _share(share),
+            )
             lengths = {len(plan.gpu_budget), len(plan.gpu_bytes), len(plan.seconds)}
             if lengths != {plan.num_gpus}:
                 raise ValueError(
@@ -295,6 +332,14 @@ def _load(data: Mapping[str, Any]) -> Load:
     return Load(
         str(data["kind"]), _ints(data["readers"]), _ints(data["holders"]),
         float(data["bandwidth"]), float(data["nbytes"]), float(data["seconds"]),
+    )  # fmt: skip
+
+
+def _share(data: Mapping[str, Any]) -> MachineShare:
+    return MachineShare(
+        _int(data["num_machines"]), float(data["replica_ratio"]), _int(data["replicated_bytes"]),
+        _int(data["own_bytes"]),
+        {str(table): float(share) for table, share in data["remote_reads"].items()},
     )  # fmt: skip
 
 

@@ -1,4 +1,5 @@
-"""A machine as a map: GPUs in a row with their contents, links above, host and disk below."""
+"""A machine as a map: GPUs in a row with their contents, links above, host and disk below, and
+below these the machines that it shares the rows with."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import math
 
 import numpy as np
 
-from dgl_mgpu.placement import Load, Plan
+from dgl_mgpu.placement import Load, MachineShare, Plan
 from dgl_mgpu.report.colours import LOCATION_COLOURS
 from dgl_mgpu.report.placement import (
     LinkUtilisation,
@@ -36,6 +37,8 @@ _LOCATION_LABELS = {
 }
 _UNUSED = "#bbbbbb"
 _MAX_NAMES = 8
+#: GPUs of which each has room for its numbers; of more, so many have.
+_MAX_NUMBERS, _NUMBERS_OF_MORE = 16, 9
 _HALF = 0.40  # of a GPU's box, whose middle is at its number
 # Heights, GPUs' boxes being from 0 to 1.
 _HUB, _WAY, _GROUP = 1.7, -0.42, -0.98
@@ -52,9 +55,12 @@ class MachineMap:
         self._busy = busy
         self._contents = contents(plan)
         self._gpus = range(plan.num_gpus)
+        self._with_numbers = set(with_numbers(plan.num_gpus))
         self._small = 9 if plan.num_gpus <= _MAX_NAMES else 8
         self._left, self._right = -_HALF, plan.num_gpus - 1 + _HALF
         self._middle = (self._left + self._right) / 2
+        # From the middle of a line to a text beside it.
+        self._beside = 0.08 * max(1.0, plan.num_gpus / _MAX_NAMES)
         # The bandwidth of shared memory is not measured.
         self._assumed = " (assumed)" if is_on_cpu(plan) else ""
 
@@ -62,6 +68,8 @@ class MachineMap:
         plan, n = self._plan, self._plan.num_gpus
         for gpu in self._gpus:
             self._memory(gpu - _HALF, 0.0, 2 * _HALF, 1.0, gpu, plan.gpu_budget[gpu])
+            if gpu not in self._with_numbers:
+                continue
             self._write(gpu, 0.5, gpu_name(plan, gpu), weight="bold", size=11, boxed=True)
             held, most = human_bytes(plan.gpu_bytes[gpu]), human_bytes(plan.gpu_budget[gpu])
             self._write(gpu, -0.2, f"{held}\nof {most}", size=self._small)
@@ -69,6 +77,8 @@ class MachineMap:
         low = self._host()
         if plan.disk_budget:
             low = self._disk(low)
+        if plan.share is not None:
+            low = self._machines(low, plan.share)
         self._legend()
         self._axes.set_xlim(
             min(self._left - 0.03, n / 2 - 2.2), max(self._right + 0.03, n / 2 + 1.2)
@@ -82,30 +92,32 @@ class MachineMap:
             load for load in self._plan.loads
             if load.kind == "peer" and len(load.readers) == len(load.holders) == 1
         ]  # fmt: skip
-        if not links:
-            return 1.1
-        n = self._plan.num_gpus
-        widths = {load.bandwidth for load in links}
-        are_all_equal = len(widths) == 1 and len({_ends(x) for x in links}) == n * (n - 1) // 2
-        if are_all_equal and (n > 4 or not np.isnan(self._busy.taken).all()):
-            return self._hub(min(widths))
-        return self._arcs(links, max(widths))
-
-    def _hub(self, bandwidth: float) -> float:
-        """One bar in place of a link for every two GPUs."""
         ports = [
             load.bandwidth
             for load in self._plan.loads
             if load.kind == "peer" and len(load.holders) > 1
         ]
-        together = f" from one, {min(ports):g} GB/s from all others together" if ports else ""
+        if not links:
+            return self._hub([], ports) if ports else 1.1
+        n = self._plan.num_gpus
+        widths = {load.bandwidth for load in links}
+        are_all_equal = len(widths) == 1 and len({_ends(x) for x in links}) == n * (n - 1) // 2
+        if are_all_equal and (n > 4 or not np.isnan(self._busy.taken).all()):
+            return self._hub([f"{min(widths):g} GB/s from one"], ports)
+        return self._arcs(links, max(widths))
+
+    def _hub(self, speeds: list[str], ports: list[float]) -> float:
+        """One bar in place of a link for every two GPUs."""
+        if ports:
+            speeds = [*speeds, f"{min(ports):g} GB/s from all others together"]
         for gpu in self._gpus:
             share = self._busy.peer_share(gpu)
             self._line((gpu, gpu), (1.0, _HUB), _colour(share), 5)
-            self._write(gpu + 0.06, (1 + _HUB) / 2, percent(share), size=9, align="left")
+            if gpu in self._with_numbers:
+                self._write(gpu + 0.06, (1 + _HUB) / 2, percent(share), size=9, align="left")
         self._line((self._left, self._right), (_HUB, _HUB), "0.25", 7)
         name = device_noun(self._plan)
-        text = f"every {name} reads every other's memory: {bandwidth:g} GB/s{together}"
+        text = f"every {name} reads every other's memory: {', '.join(speeds)}"
         self._write(self._middle, _HUB + 0.22, text + self._assumed, size=10)
         return _HUB + 0.4
 
@@ -144,16 +156,20 @@ class MachineMap:
             end = _GROUP if any(gpu in group.readers for group in groups) else top
             share = float(self._busy.host[gpu])
             self._line((gpu, gpu), (_WAY, end), _colour(share), 4)
-            text = f"{percent(share)}\n{load.bandwidth:g} GB/s"
-            self._write(gpu + 0.06, _WAY - 0.22, text, size=self._small, align="left")
-        for group in groups:
+            if gpu in self._with_numbers:
+                text = f"{percent(share)}\n{load.bandwidth:g} GB/s"
+                self._write(gpu + 0.06, _WAY - 0.22, text, size=self._small, align="left")
+        for number, group in enumerate(groups):
             share = self._busy.shared[group.readers]
             left, right = min(group.readers), max(group.readers)
             middle = (left + right) / 2
             self._line((left - 0.2, right + 0.2), (_GROUP, _GROUP), _colour(share), 7)
             self._line((middle, middle), (_GROUP, top), _colour(share), 6)
-            text = f"{percent(share)}, {group.bandwidth:g} GB/s shared"
-            self._write(middle + 0.08, (_GROUP + top) / 2, text, size=self._small, align="left")
+            if number == 0 or plan.num_gpus <= _MAX_NUMBERS:
+                text = f"{percent(share)}, {group.bandwidth:g} GB/s shared"
+                self._write(
+                    middle + self._beside, (_GROUP + top) / 2, text, size=self._small, align="left"
+                )
         return self._wide_memory(
             top, plan.num_gpus, plan.host_bytes, plan.host_budget, "host memory"
         )
@@ -164,9 +180,44 @@ class MachineMap:
             self._line((self._middle, self._middle), (host, host - 0.5), _colour(busy), 6)
             speed = next(load.bandwidth for load in plan.loads if load.kind == "disk")
             text = f"{percent(busy)}, {speed:g} GB/s"
-            self._write(self._middle + 0.08, host - 0.25, text, size=self._small, align="left")
+            self._write(
+                self._middle + self._beside, host - 0.25, text, size=self._small, align="left"
+            )
         index = plan.num_gpus + 1
         return self._wide_memory(host - 0.5, index, plan.disk_bytes, plan.disk_budget, "disk")
+
+    def _machines(self, above: float, share: MachineShare) -> float:
+        """All machines, as boxes of what each has: what all have below what it has alone."""
+        load = next(load for load in self._plan.loads if load.kind == "network")
+        busy = float(np.nanmax(self._busy.network))
+        bar, top = above - 0.5, above - 0.72
+        self._line((self._middle, self._middle), (above, bar), _colour(busy), 6)
+        self._line((self._left, self._right), (bar, bar), _colour(busy), 7)
+        text = (
+            f"network: {percent(busy)}, {load.bandwidth:.3g} GB/s a {device_noun(self._plan)}, "
+            f"{human_bytes(load.nbytes)} a step"
+        )
+        self._write(self._middle + self._beside, above - 0.25, text, size=self._small, align="left")
+        step = (self._right - self._left) / share.num_machines
+        width, low = 0.8 * step, top - _BOX
+        replicated = share.replicated_bytes / max(share.replicated_bytes + share.own_bytes, 1)
+        for machine in range(share.num_machines):
+            x = self._left + (machine + 0.1) * step
+            for start, part, colour in (
+                (0.0, replicated, LOCATION_COLOURS["every"]),
+                (replicated, 1 - replicated, LOCATION_COLOURS["one"]),
+            ):
+                corner, size = (x, low + start * _BOX), (width, part * _BOX)
+                self._axes.add_patch(Rectangle(corner, *size, facecolor=colour, linewidth=0))
+            frame = Rectangle((x, low), width, _BOX, fill=False, edgecolor="0.25", linewidth=1.3)
+            self._axes.add_patch(frame)
+            self._line((x + width / 2, x + width / 2), (top, bar), _colour(busy), 2)
+        text = (
+            f"{share.num_machines} machines, this one first: on each of them "
+            f"{human_bytes(share.replicated_bytes)}, on it alone {human_bytes(share.own_bytes)}"
+        )
+        self._write(self._middle, low - 0.15, text, size=self._small)
+        return low - 0.25
 
     def _wide_memory(self, top: float, index: int, held: int, most: int, name: str) -> float:
         """A box below all GPUs; its lower edge."""
@@ -270,6 +321,12 @@ def _ends(load: Load) -> tuple[int, int]:
 def gpu_name(plan: Plan, gpu: int) -> str:
     """A GPU's name, short where there are many."""
     return f"{device_noun(plan)} {gpu}" if plan.num_gpus <= _MAX_NAMES else str(gpu)
+
+
+def with_numbers(num_gpus: int) -> range:
+    """GPUs whose numbers there is room for."""
+    step = 1 if num_gpus <= _MAX_NUMBERS else math.ceil(num_gpus / _NUMBERS_OF_MORE)
+    return range(0, num_gpus, step)
 
 
 def _colour(share: float) -> str:

@@ -14,10 +14,12 @@ from dgl_mgpu.machine.topology import GB
 from dgl_mgpu.placement import Load, Plan, Tier, part_sizes
 from dgl_mgpu.placement.cost import tier_bytes
 from dgl_mgpu.report.tables import join_runs, plan_table
-from dgl_mgpu.utils.units import human_seconds
+from dgl_mgpu.utils.units import human_bytes, human_seconds
 
 #: Locations of rows: on every GPU, on several, on one, in host memory, on disk.
 LOCATIONS = ("every", "several", "one", "host", "disk")
+#: Times of GPUs that are listed; of more, the least and the most.
+_MOST_TIMES = 16
 #: Characters in a line of a table's name; longer ones are broken between their parts.
 _NAME_WIDTH = 20
 
@@ -37,6 +39,7 @@ class LinkUtilisation:
     served: np.ndarray
     host: np.ndarray  # float64 (n,): each GPU's own way to host memory
     shared: dict[tuple[int, ...], float]  # ways to host memory by the GPUs that share them
+    network: np.ndarray  # float64 (n,): each GPU's way to other machines
     disk: float
 
     @classmethod
@@ -54,13 +57,15 @@ class LinkUtilisation:
             )
         n = plan.num_gpus
         links = np.full((n, n), np.nan)
-        taken, served, host = np.full((3, n), np.nan)
+        taken, served, host, network = np.full((4, n), np.nan)
         shared: dict[tuple[int, ...], float] = {}
         disk = np.nan
         for load in plan.loads:
             share = load.seconds / plan.step_seconds if plan.step_seconds else 0.0
             if load.kind == "disk":
                 disk = share
+            elif load.kind == "network":
+                network[load.readers[0]] = share
             elif load.kind == "host" and is_shared(load):
                 shared[load.readers] = share
             elif load.kind == "host":
@@ -74,7 +79,7 @@ class LinkUtilisation:
             else:
                 link = load.readers[0], load.holders[0]
                 links[link] = np.fmax(links[link], share)  # of two GPUs, a port is a link too
-        return cls(links, taken, served, host, shared, disk)
+        return cls(links, taken, served, host, shared, network, disk)
 
     def peer_share(self, gpu: int) -> float:
         """The share of the busiest link or port between a GPU and the others."""
@@ -113,6 +118,7 @@ def modelled_time(plan: Plan) -> str:
         "host": f"the way to host memory that {name}s share"
         if is_shared(busiest)
         else f"a {name}'s way to host memory",
+        "network": "the network between machines",
         "disk": "the disk",
     }[busiest.kind]
     share = busiest.seconds / plan.step_seconds if plan.step_seconds else 0.0
@@ -176,7 +182,9 @@ def _from_peers(plan: Plan, gpu: int) -> float:
         if len(load.holders) == 1:  # of two GPUs, a port is a link too
             holder = load.holders[0]
             links[holder] = min(load.bandwidth, links.get(holder, load.bandwidth))
-    return min([sum(links.values()), *(load.bandwidth for load in loads if len(load.holders) > 1)])
+    ports = [load.bandwidth for load in loads if len(load.holders) > 1]
+    # Of many GPUs a port alone counts that is no wider than its links.
+    return min([sum(links.values()), *ports] if links else ports, default=0.0)
 
 
 def _off_gpu(plan: Plan, kind: str, gpu: int) -> float:
@@ -221,11 +229,15 @@ def placement_tables(
         elif column.header == "accesses":
             column.header = "reads"
     table.title_justify = "left"
-    times = join_runs([f"{seconds * 1e3:.3g}" for seconds in plan.seconds])
+    milliseconds = [f"{seconds * 1e3:.3g}" for seconds in plan.seconds]
+    times = join_runs(milliseconds)
+    if len(times.split(", ")) > _MOST_TIMES:
+        times = f"{min(milliseconds, key=float)} to {max(milliseconds, key=float)}"
     of_each = f" (ms of each: {times})" if plan.num_gpus > 1 else ""
     return [
         table,
         *_legend(plan),
+        *machines_lines(plan),
         f"{modelled_time(plan)}{of_each}",
         f"a step: a mini-batch of {seeds:,} seeds with fanouts {list(fanouts)}",
     ]
@@ -254,6 +266,26 @@ def _legend(plan: Plan) -> list[str]:
             f"copies: on how many {name}s each row is; bytes: of one copy; reads: their share"
         )
     return lines
+
+
+def machines_lines(plan: Plan) -> list[str]:
+    """What a machine has of the rows that several share, and what it reads of others'."""
+    share = plan.share
+    if share is None:
+        return []
+    name = device_noun(plan)
+    remote = ", ".join(
+        f"{100 * reads:.3g}% of {short_name(table)}" for table, reads in share.remote_reads.items()
+    )
+    load = next(load for load in plan.loads if load.kind == "network")
+    return [
+        f"{share.num_machines} machines: each has {human_bytes(share.own_bytes)} that no other has,"
+        f" and {human_bytes(share.replicated_bytes)} that all have,"
+        f" {100 * share.replica_ratio:.3g}% of the whole",
+        f"over the network: of the reads, {remote}; each {name} receives "
+        f"{human_bytes(load.nbytes)} a step at {load.bandwidth:.3g} GB/s, and sends as much, in "
+        f"{human_seconds(load.seconds)}",
+    ]
 
 
 def _break_name(name: str) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 from dgl_mgpu.errors import ConfigError, InvalidInputError
 from dgl_mgpu.placement import Plan
 from dgl_mgpu.report.colours import LOCATION_COLOURS, TIER_COLOURS
-from dgl_mgpu.report.machine_map import BUSY, MachineMap, gpu_name
+from dgl_mgpu.report.machine_map import BUSY, MachineMap, gpu_name, with_numbers
 from dgl_mgpu.report.placement import (
     LinkUtilisation,
     bytes_by_location,
@@ -105,7 +105,10 @@ def _draw(figure: SubFigure, plan: Plan, title: str) -> None:
 def _draw_links(axes: Axes, plan: Plan, busy: LinkUtilisation) -> None:
     """Shares of time as a table: a row for each GPU, a column for each link that it reads over."""
     n = plan.num_gpus
+    labelled = with_numbers(n)
     columns: dict[str, np.ndarray] = {gpu_name(plan, gpu): busy.links[:, gpu] for gpu in range(n)}
+    if len(labelled) < n:
+        columns = {"own\nmemory": np.diag(busy.links)}
     columns["all\nothers"], columns["serves\nothers"] = busy.taken, busy.served
     columns["host"] = busy.host
     if busy.shared:
@@ -113,23 +116,28 @@ def _draw_links(axes: Axes, plan: Plan, busy: LinkUtilisation) -> None:
             max((share for gpus, share in busy.shared.items() if gpu in gpus), default=np.nan)
             for gpu in range(n)
         ])  # fmt: skip
+    columns["network"] = busy.network
     if plan.disk_bytes:
         columns["disk"] = np.full(n, busy.disk)
     columns = {name: shares for name, shares in columns.items() if not np.isnan(shares).all()}
     shares = np.stack(list(columns.values()), 1)
     axes.imshow(np.ma.masked_invalid(shares), cmap=BUSY, vmin=0, vmax=1, aspect="auto")
     for (row, column), share in np.ndenumerate(shares):
+        if row not in labelled:
+            continue
         axes.text(
             column, row, "-" if math.isnan(share) else f"{100 * share:.0f}",
             ha="center", va="center", fontsize=9, color="white" if share > 0.5 else "black",
         )  # fmt: skip
     axes.set_xticks(range(len(columns)), list(columns), fontsize=8)
-    axes.set_yticks(range(n), [gpu_name(plan, gpu) for gpu in range(n)], fontsize=9)
+    axes.set_yticks(labelled, [gpu_name(plan, gpu) for gpu in labelled], fontsize=9)
     axes.xaxis.tick_top()
     axes.set_xticks(np.arange(-0.5, len(columns)), minor=True)
     axes.set_yticks(np.arange(-0.5, n), minor=True)
     axes.set_ylim(max(n, _FEWEST_ROWS) - 0.5, -0.5)
-    axes.grid(which="minor", color="white", linewidth=1.5)
+    axes.grid(
+        axis="both" if len(labelled) == n else "x", which="minor", color="white", linewidth=1.5
+    )
     axes.tick_params(which="both", length=0)
     axes.spines[:].set_visible(False)
     axes.set_title(

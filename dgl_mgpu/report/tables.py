@@ -17,7 +17,7 @@ from dgl_mgpu.report.epoch import MEANINGS, EpochReport, best_epoch, stage_names
 from dgl_mgpu.utils.units import human_bytes, human_count, human_seconds, human_share
 
 if TYPE_CHECKING:
-    from dgl_mgpu.machine import Topology
+    from dgl_mgpu.machine import Cluster, Topology
 
 _STAGE_NAMES = {
     "sample": "sampling",
@@ -32,6 +32,10 @@ _STAGE_NAMES = {
     "total": "whole epoch",
 }
 
+#: GPUs of which each has a row and a column in a table of links.
+_MOST_GPUS = 16
+#: Groups of GPUs that share a way to the host, of which each is told.
+_MOST_GROUPS = 4
 #: Columns of a plan whose cells are no longer than this keep them on one line.
 _UNBROKEN = 12
 
@@ -177,27 +181,23 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def machine_tables(topology: Topology, names: Sequence[str]) -> list[RenderableType]:
+def machine_tables(machines: Cluster, names: Sequence[str]) -> list[RenderableType]:
     """A table of a machine's GPUs and links, and lines with facts and all known machines' names."""
-    devices = range(topology.num_gpus)
-    links = Table(title=topology.name)
-    links.add_column("")
-    for column in devices:
-        links.add_column(str(column), justify="right")
-    links.add_column("host", justify="right")
-    links.add_column("memory", justify="right")
-    for row in devices:
-        reads = [f"{value:g}" if value else "-" for value in topology.link_bandwidth[row].round(1)]
-        links.add_row(
-            str(row),
-            *reads,
-            f"{topology.host_bandwidth[row]:g}",
-            human_bytes(float(topology.gpu_memory[row])),
-        )
+    topology, network = machines.machine, machines.network
+    several = f"{machines.num_machines} x " if machines.num_machines > 1 else ""
+    links = _links_of_each(topology) if topology.num_gpus <= _MOST_GPUS else _links(topology)
+    links.title = f"{several}{topology.name}"
     shared = [
         f"GPUs {', '.join(map(str, group.gpus))} share {group.bandwidth:g} GB/s to host memory"
-        for group in topology.host_groups
+        for group in topology.host_groups[:_MOST_GROUPS]
     ]
+    if len(topology.host_groups) > len(shared):
+        shared.append(f"… so do the others of {topology.num_gpus}")
+    if network is not None:
+        shared.append(
+            f"each GPU receives {network.bandwidth:g} GB/s from other machines, and sends as much; "
+            f"an exchange takes {human_seconds(network.latency)} or more"
+        )
     explanation = (
         "no GPU: GB/s at which ranks read each other's shared memory, which are assumed"
         if topology.name == "cpu"
@@ -210,3 +210,41 @@ def machine_tables(topology: Topology, names: Sequence[str]) -> list[RenderableT
         f"known by name: {', '.join(names)}",
     ]
     return [links, *facts]
+
+
+def _links_of_each(topology: Topology) -> Table:
+    """A row and a column for each GPU."""
+    devices = range(topology.num_gpus)
+    links = Table("")
+    for column in (*map(str, devices), "host", "memory"):
+        links.add_column(column, justify="right")
+    for row in devices:
+        reads = [f"{value:g}" if value else "-" for value in topology.link_bandwidth[row].round(1)]
+        links.add_row(
+            str(row),
+            *reads,
+            f"{topology.host_bandwidth[row]:g}",
+            human_bytes(float(topology.gpu_memory[row])),
+        )
+    return links
+
+
+def _links(topology: Topology) -> Table:
+    """A row for all GPUs that are alike."""
+    links = Table("")
+    for column in ("own", "each of the others", "all others", "host", "memory"):
+        links.add_column(column, justify="right")
+    alike: dict[tuple[str, ...], list[int]] = {}
+    for gpu, reads in enumerate(topology.link_bandwidth.round(1)):
+        others = [f"{reads[peer]:g}" for peer in range(len(reads)) if peer != gpu]
+        figures = (
+            f"{reads[gpu]:g}",
+            join_runs(sorted(others)),
+            f"{topology.port_bandwidth[gpu]:g}",
+            f"{topology.host_bandwidth[gpu]:g}",
+            human_bytes(float(topology.gpu_memory[gpu])),
+        )
+        alike.setdefault(figures, []).append(gpu)
+    for row, gpus in alike.items():
+        links.add_row(f"{len(gpus)} GPUs from {gpus[0]} on", *row)
+    return links

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -14,9 +14,11 @@ import torch
 
 from dgl_mgpu.comm.communicator import Communicator
 from dgl_mgpu.comm.cuda_runtime import Runtime, choose_runtime
+from dgl_mgpu.comm.network import measured_network
 from dgl_mgpu.config.store_options import StoreOptions
 from dgl_mgpu.data import Dataset, HeteroDataset
 from dgl_mgpu.errors import ConfigError, InvalidInputError, UnsupportedByStoreError, nearest
+from dgl_mgpu.machine import Network
 from dgl_mgpu.machine.shared_memory import SharedMemory
 from dgl_mgpu.ops.view import GraphView
 from dgl_mgpu.placement import Plan, expected_reads, load_accesses
@@ -44,7 +46,7 @@ from dgl_mgpu.store.memory.machine import machine, prove_access, with_access
 from dgl_mgpu.store.partitioned import Partition, fetch_replicas
 from dgl_mgpu.store.planning import make_blueprint, reads_of
 from dgl_mgpu.store.remote import OtherMachines
-from dgl_mgpu.store.span import Bounds, plan_share
+from dgl_mgpu.store.span import Bounds, Kept, plan_span
 from dgl_mgpu.utils.unused_memory import give_memory_back
 
 #: What stores are built with beside `StoreOptions`.
@@ -214,7 +216,9 @@ class GlobalStore:
         UnsupportedByStoreError
             If the graph has several types of nodes or edges, or ``hotness='presample'``.
         """
-        if options.setdefault("span", "job") != "job":
+        if options.setdefault("span", "job") == "auto":
+            options["span"] = "job"  # no machine has a copy of all
+        if options["span"] != "job":
             raise InvalidInputError(
                 "store a graph in parts",
                 f"span='{options['span']}' has a copy of the graph on each machine",
@@ -276,6 +280,8 @@ class GlobalStore:
         """
         if features is None and hasattr(graph, "feature"):
             graph, features = graph.graph, graph.feature
+        if options.get("span") == "auto":
+            options["span"] = "machine"
         if options.get("span", "machine") != "machine":
             raise UnsupportedByStoreError(
                 "store a graph of GraphBolt over several machines",
@@ -308,7 +314,6 @@ class GlobalStore:
         checked = ranks.run_all("read the store's options", lambda: _checked(options, seed))
         require_agreement(ranks, data, embeddings, checked, topology, seed, edges)
         machines = Communicator() if checked.span == "machine" else Communicator.across_machines()
-        spans = machines.size > 1
         runtime = choose_runtime(checked.device, ranks)
         access = device_infos = None
         if runtime is not None:
@@ -317,44 +322,53 @@ class GlobalStore:
                 ranks.run_all("look at the ranks' GPUs", runtime.device_info)
             )
         blueprint: Blueprint | None = None
+        network: Network | None = None
+        if machines.size > 1:
+            device = torch.device("cpu") if runtime is None else runtime.device
+            network = measured_network(machines, ranks, device)
 
         def plan() -> tuple[StoreSchema, Bounds]:
             nonlocal blueprint
             assert data is not None  # as require_agreement has checked
-            content = with_ends(data.read(), edges, spans)
-            content = with_narrow_features(content, checked.narrow_features())
-            content = with_learned_rows(content, embeddings)
+            whole = data.read()
+
+            @cache
+            def content_if(spans: bool) -> Content:
+                content = with_ends(whole, edges, spans)
+                content = with_narrow_features(content, checked.narrow_features())
+                return with_learned_rows(content, embeddings)
+
+            content = content_if(machines.size > 1)
             planned_for = machine(topology, ranks.size, runtime, device_infos)
             if access is not None:
                 planned_for = with_access(planned_for, access)
             hotness = _hotness(content, checked, seed, runtime)
-            place = partial(
-                make_blueprint,
-                content.sources,
-                hotness,
-                planned_for,
-                on_gpus=runtime is not None,
-                shared=SharedMemory.of_this_machine() if runtime is None else None,
-            )
+            shared = SharedMemory.of_this_machine() if runtime is None else None
+
+            def place(kept: Kept | None = None) -> Blueprint:
+                return make_blueprint(
+                    content_if(kept is not None).sources,
+                    hotness,
+                    planned_for,
+                    checked,
+                    on_gpus=runtime is not None,
+                    shared=shared,
+                    kept=kept,
+                    network=network,
+                )
+
             bounds: Bounds = {}
-            if spans:
+            if machines.size > 1:
                 facts = {**job_facts(checked, embeddings, seed, edges), **data.facts()}
-                blueprint, bounds = plan_share(
-                    machines,
-                    content.sources,
-                    reads_of(content.sources, hotness, checked),
-                    checked.replica_ratio,
-                    facts,
-                    lambda kept, in_memory: place(
-                        replace(checked, disk_path=None) if in_memory else checked, kept=kept
-                    ),
-                    content.bounds,
+                reads = reads_of(content.sources, hotness, checked)
+                blueprint, bounds = plan_span(
+                    machines, content.sources, reads, checked, facts, place, content.bounds
                 )
                 if content.bounds is not None:
                     (of_nodes,) = content.bounds.values()
                     fetch_replicas(blueprint, of_nodes, machines)
             else:
-                blueprint = place(checked)
+                blueprint = place()
             blueprint = unfold_embeddings(blueprint, content.embeddings, seed)
             return content.schema, bounds
 
@@ -362,12 +376,12 @@ class GlobalStore:
         give_memory_back()  # what planning took, before the store takes its own
         store = build(blueprint, ranks, runtime)
         try:
-            calibrate(store, checked, ranks)
+            calibrate(store, replace(checked, span="job" if bounds else "machine"), ranks)
         except BaseException:
             store.close()
             raise
         others = None
-        if spans:
+        if bounds:
             views = [table.view for table in store.tables.values()]
             num_edges = (view.num_edges for view in views if isinstance(view, GraphView))
             most = max(*schema.num_nodes.values(), *num_edges)

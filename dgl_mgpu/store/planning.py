@@ -11,7 +11,7 @@ import numpy as np
 
 from dgl_mgpu.config.store_options import StoreOptions, parse_bytes
 from dgl_mgpu.errors import ConfigError, PlanDoesNotFitError
-from dgl_mgpu.machine import Topology
+from dgl_mgpu.machine import Network, Topology
 from dgl_mgpu.machine.shared_memory import SharedMemory
 from dgl_mgpu.placement import Degrees, Plan, Reads, TableSpec, order_by_hotness, solve
 from dgl_mgpu.placement.cost import Resources, estimate
@@ -19,7 +19,7 @@ from dgl_mgpu.store.memory.format import FeatureSource, Source, TopologySource
 from dgl_mgpu.store.memory.machine import restrict_links
 from dgl_mgpu.store.memory.table import position_dtype
 from dgl_mgpu.store.memory.tables import Blueprint
-from dgl_mgpu.store.span import Kept
+from dgl_mgpu.store.span import Kept, with_other_machines
 
 _TO_DISK = "give a folder for the rest as store.disk_path"
 _GPU_MEMORY, _STAGING = "store.gpu_memory", "store.staging_memory"
@@ -34,37 +34,49 @@ def make_blueprint(
     on_gpus: bool = False,
     shared: SharedMemory | None = None,
     kept: Kept | None = None,
+    network: Network | None = None,
 ) -> Blueprint:
     """Order rows by hotness and solve the placement.
 
     ``hotness`` has the expected accesses of each row id, for each order that a source names;
     ``topology`` one GPU for each rank, which with ``on_gpus`` has to hold the orders, too.
-    ``kept`` says of a store of several machines what this one keeps; all by default.  Raises
-    ConfigError, PlanDoesNotFitError or UnreachableError.
+    ``kept`` says of a store of several machines what this one keeps, and ``network`` what joins
+    them; all is kept by default.  Raises ConfigError, PlanDoesNotFitError or UnreachableError.
     """
-    orders = {name: order_by_hotness(counts).order for name, counts in hotness.items()}
-    reads = reads_of(sources, hotness, options)
+    reads = reads_of(sources, hotness, options) if kept is None else kept.reads
     rows = [len(counts) for counts in hotness.values()]
-    stored = dict(sources)
-    if kept is not None:
+    stored, read_here = dict(sources), reads
+    if kept is None:
+        orders = {name: order_by_hotness(counts).order for name, counts in hotness.items()}
+    else:
+        # What a machine alone has, it reads for the mini-batches of all.
+        read_here = replace(
+            reads,
+            nodes={ntype: read * kept.features[ntype] for ntype, read in reads.nodes.items()},
+            sampled={ntype: read * kept.in_edges[ntype] for ntype, read in reads.sampled.items()},
+        )
         # The in-edges of a type have an order of their own: of other nodes than its features have.
-        hottest = orders
-        orders = {ntype: order[kept.features[ntype][order]] for ntype, order in hottest.items()}
+        orders = {}
+        for ntype, hottest in kept.hottest.items():
+            orders[ntype] = _order(hottest, kept.features[ntype], read_here.nodes[ntype])
+            orders[_in_edges_order(ntype)] = _order(
+                hottest, kept.in_edges[ntype], read_here.sampled[ntype]
+            )
         for name, source in sources.items():
             if isinstance(source, TopologySource):
-                of_edges = _in_edges_order(source.position)
-                stored[name] = source.in_order(of_edges)
-                order = hottest[source.position]
-                orders[of_edges] = order[kept.in_edges[source.position][order]]
+                stored[name] = source.in_order(_in_edges_order(source.position))
         rows += rows  # of features and of in-edges
         if shared is not None:  # positions tell which rows are here
             shared = replace(shared, room=max(0, shared.room - _order_bytes(rows)))
     specs = [
-        _spec(name, source, reads, orders.get(stored[name].position))
+        _spec(name, source, read_here, orders.get(stored[name].position))
         for name, source in sources.items()
     ]
     disk_path = None if options.disk_path is None else Path(options.disk_path)
     plan = plan_tables(specs, topology, options, rows, on_gpus=on_gpus, shared=shared)
+    if kept is not None:
+        assert network is not None  # between machines that keep parts
+        plan = with_other_machines(plan, kept, sources, network, len(options.fanouts))
     return Blueprint(stored, orders, plan, disk_path, _staging_bytes(options, rows))
 
 
@@ -78,6 +90,14 @@ def reads_of(
         if isinstance(source, TopologySource)
     ]
     return options.reads(hotness, topologies)
+
+
+def _order(hottest: np.ndarray, readers: np.ndarray, read_here: np.ndarray) -> np.ndarray:
+    """The nodes that a machine keeps, those that it reads most first."""
+    of_each = readers[hottest]
+    # Replicas and its own, each in order already, are soon sorted.
+    nodes = np.concatenate([hottest[of_each == 1], hottest[of_each > 1]])
+    return nodes[order_by_hotness(read_here[nodes]).order]
 
 
 def _in_edges_order(ntype: str) -> str:

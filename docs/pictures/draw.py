@@ -235,25 +235,33 @@ def fullgraph() -> Picture:
 
 
 PICTURES = {"minibatch": minibatch, "row": row, "fullgraph": fullgraph}
-#: The command of howto/command-line.md, whose output is the block of text below it there.
-PLACEMENT = "plan data=generated-twitter topology=dgx1 store.gpu_memory=5GiB --plot"
-PAGE = Path(__file__).parents[1] / "howto" / "command-line.md"
-#: The command's block and that of its output, in three parts.
-_BLOCKS = re.compile(
-    rf"(```bash\ndgl-mgpu {re.escape(PLACEMENT)}\n```\n+```text\n)(.*?)(```\n)", re.DOTALL
-)
+HOWTO = Path(__file__).parents[1] / "howto"
+#: Commands whose output is the block of text below them on a page, by the pictures they draw.
+PLACEMENTS = {
+    "placement": (
+        "plan data=generated-twitter topology=dgx1 store.gpu_memory=5GiB --plot",
+        HOWTO / "command-line.md",
+    ),
+    "machines": (
+        "plan data=generated-products topology=8x-hgx-h200 store.gpu_memory=64MiB store.span=job "
+        "--plot",
+        HOWTO / "several-machines.md",
+    ),
+}
 #: Under this name the picture has the output of the run that it was drawn by.
 OUTPUT = "Output"
 
 
-def placement(file: Path) -> str:
-    """Draw what each GPU holds and how busy its links are; return what the command prints."""
+def placement(name: str, file: Path) -> str:
+    """Draw a placement: what each GPU holds and how busy its links are; return what the command
+    prints."""
+    command, _ = PLACEMENTS[name]
     printed = io.StringIO()
     width = os.environ.get("COLUMNS")
     os.environ["COLUMNS"] = "80"
     try:
         with contextlib.redirect_stdout(printed):
-            status = main([*f"{PLACEMENT}={file}".split()])
+            status = main([*f"{command}={file}".split()])
     finally:
         os.environ.pop("COLUMNS")
         if width is not None:
@@ -270,14 +278,26 @@ def placement(file: Path) -> str:
     return output
 
 
-def output_on(page: str) -> str:
-    """What a page says that the command prints."""
-    found = _BLOCKS.search(page)
+def blocks(name: str) -> re.Pattern[str]:
+    """The command's block and that of its output, in three parts."""
+    command = re.escape(PLACEMENTS[name][0])
+    return re.compile(rf"(```bash\ndgl-mgpu {command}\n```\n+```text\n)(.*?)(```\n)", re.DOTALL)
+
+
+def output_on(name: str) -> str:
+    """What the page says that the command prints."""
+    found = blocks(name).search(PLACEMENTS[name][1].read_text())
     return found[2] if found else ""
 
 
 if __name__ == "__main__":
     for name, picture in PICTURES.items():
         Path(__file__).with_name(f"{name}.svg").write_text(picture().svg())
-    output = placement(Path(__file__).with_name("placement.png"))
-    PAGE.write_text(_BLOCKS.sub(lambda found: found[1] + output + found[3], PAGE.read_text()))
+    for name, (_, page) in PLACEMENTS.items():
+        output = placement(name, Path(__file__).with_name(f"{name}.png"))
+        page.write_text(
+            blocks(name).sub(
+                lambda found, output=output: found[1] + output + found[3],  # type: ignore[misc]
+                page.read_text(),
+            )
+        )

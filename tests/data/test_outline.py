@@ -164,3 +164,23 @@ def test_all_data_sets_take_no_options(name):
     check_options(name, {})
     assert (outline(name, {}) is None) == (name == "generated-relations")
     assert name in HETEROGENEOUS or name in {*PUBLISHED} or name.startswith("generated")
+
+
+@pytest.mark.parametrize("name", ["generated-twitter", "ogbn-mag"])
+def test_shuffled_nodes_are_the_same_nodes(name):
+    options = {"scale": 0.001} if name == "generated-twitter" else {}
+    sketch = outline(name, options)
+    (ordered, hot), (shuffled, shuffled_hot) = sketch.draw(), sketch.draw(shuffled=True)
+
+    def degrees(data, ntype):
+        edges = data.edges if name in HETEROGENEOUS else {("", "", ntype): data}
+        return [np.diff(csc.indptr) for (_, _, dst), csc in edges.items() if dst == ntype]
+
+    for ntype, hotness in hot.items():
+        # What belongs to a node, in-degrees and hotness, stays together.
+        nodes = np.array([*degrees(ordered, ntype), hotness])
+        others = np.array([*degrees(shuffled, ntype), shuffled_hot[ntype]])
+        assert not np.array_equal(nodes, others)
+        assert np.array_equal(nodes[:, np.lexsort(nodes)], others[:, np.lexsort(others)])
+        half = len(hotness) // 2
+        assert 0.3 < others[-1, :half].sum() / hotness.sum() < 0.7

@@ -36,23 +36,25 @@ def modelled_ms(output: str) -> float:
     return float(seconds) * {"s": 1e3, "ms": 1.0, "us": 1e-3}[unit]
 
 
-def test_a_placement_and_its_text_are_of_one_run_of_the_command_shown():
+@pytest.mark.parametrize("name", SCRIPT["PLACEMENTS"])
+def test_a_placement_and_its_text_are_of_one_run_of_the_command_shown(name):
     """Of whichever machine: plans that are equally good differ from processor to processor."""
-    output = SCRIPT["output_on"](SCRIPT["PAGE"].read_text())
+    output = SCRIPT["output_on"](name)
     assert output, "the page has no output below the command"
-    assert output == output_of(FOLDER / "placement.png"), DRAW
+    assert output == output_of(FOLDER / f"{name}.png"), DRAW
 
 
 @pytest.mark.slow
-def test_the_placement_is_as_good_as_what_the_command_finds(tmp_path):
-    SCRIPT["placement"](tmp_path / "drawn.png")
-    kept, drawn = output_of(FOLDER / "placement.png"), output_of(tmp_path / "drawn.png")
+@pytest.mark.parametrize("name", SCRIPT["PLACEMENTS"])
+def test_the_placement_is_as_good_as_what_the_command_finds(name, tmp_path):
+    SCRIPT["placement"](name, tmp_path / "drawn.png")
+    kept, drawn = output_of(FOLDER / f"{name}.png"), output_of(tmp_path / "drawn.png")
     assert modelled_ms(drawn) == pytest.approx(modelled_ms(kept), rel=0.02), DRAW
     # Which rows lie where may differ, but not what there is, nor what is said of it.
     tables = [re.findall(r"^(?:topology|node/\w+)", each, re.MULTILINE) for each in (kept, drawn)]
     assert tables[0] == tables[1], DRAW
     assert kept.partition("data: ")[2] == drawn.partition("data: ")[2] != "", DRAW
-    with Image.open(FOLDER / "placement.png") as one, Image.open(tmp_path / "drawn.png") as other:
+    with Image.open(FOLDER / f"{name}.png") as one, Image.open(tmp_path / "drawn.png") as other:
         assert one.size == other.size, DRAW
 
 

@@ -12,7 +12,8 @@ import pytest
 
 from dgl_mgpu.errors import ConfigError, InvalidInputError, PlanDoesNotFitError
 from dgl_mgpu.machine import preset
-from dgl_mgpu.placement import HOST, POLICIES, TableSpec, solve
+from dgl_mgpu.placement import HOST, POLICIES, TableSpec, cost, solve
+from dgl_mgpu.placement.cost import Resources, estimate
 from tests.placement.oracle import plan_seconds
 
 ROWS = 100_000
@@ -249,3 +250,17 @@ def test_nothing_fits_where_there_is_no_memory():
     with pytest.raises(PlanDoesNotFitError) as caught:
         solve(preset("single"), TABLES, gpu_budget_bytes=0, host_budget=0)
     assert caught.value.needed - caught.value.available == pytest.approx(TOTAL, rel=1e-6)
+
+
+def test_links_as_wide_as_ports_need_not_be_told_apart(monkeypatch):
+    machine = preset("gb200-nvl72", 18)
+    plan = solve(machine, TABLES, gpu_budget_bytes=int(0.02 * TOTAL))
+    few = Resources.of(machine)
+    monkeypatch.setattr(cost, "_MOST_LINKED", 18)
+    each = Resources.of(machine)
+    assert len(each.link) - len(few.link) == 18 * 17
+    assert estimate(each, TABLES, plan.tables).seconds == pytest.approx(plan.seconds)
+    # Narrower ones are.
+    narrow = replace(machine, link_bandwidth=machine.link_bandwidth / 2)
+    monkeypatch.setattr(cost, "_MOST_LINKED", 16)
+    assert len(Resources.of(narrow).link) == len(each.link)

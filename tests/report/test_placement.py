@@ -15,12 +15,12 @@ from matplotlib.patches import Rectangle
 from PIL import Image
 
 from dgl_mgpu.errors import ConfigError, InvalidInputError
-from dgl_mgpu.machine import HostGroup, Topology, preset
-from dgl_mgpu.placement import HOST, Plan, TableSpec, locate, solve
-from dgl_mgpu.placement.cost import efficiency
+from dgl_mgpu.machine import HostGroup, Network, Topology, preset
+from dgl_mgpu.placement import HOST, MachineShare, Plan, TableSpec, locate, solve
+from dgl_mgpu.placement.cost import efficiency, over_network
 from dgl_mgpu.report import machine_map
 from dgl_mgpu.report.colours import LOCATION_COLOURS
-from dgl_mgpu.report.machine_map import MachineMap
+from dgl_mgpu.report.machine_map import MachineMap, with_numbers
 from dgl_mgpu.report.placement import LinkUtilisation, bytes_by_location, contents, tier_bandwidths
 from dgl_mgpu.report.placement_plot import placement_figure, plot_placements
 
@@ -71,6 +71,23 @@ MACHINES = {
     "no GPU": lambda: placed(preset("cpu", 2)),
     "no GPU, 16 ranks": lambda: placed(preset("cpu", 16), 0.03),
     "every kind of copies": lambda: placed(preset("dgx1"), 0.09, policy="clique_opt"),
+}
+#: Plans of one of several machines.
+SHARES = {
+    "64 machines": lambda: over_network(
+        placed(preset("hgx-h200"), 0.05),
+        MachineShare(64, 0.2, 200 << 30, 30 << 30, {"feat": 0.4}),
+        Network(50.0, 1e-5),
+        5e6,
+        8,
+    ),
+    "two racks": lambda: over_network(
+        placed(preset("gb200-nvl72"), 0.1),
+        MachineShare(2, 0.2, 200 << 30, 30 << 30, {"feat": 0.4}),
+        Network(50.0, 1e-5),
+        5e6,
+        8,
+    ),
 }
 
 
@@ -160,6 +177,28 @@ def test_a_step_by_hand():
     assert LinkUtilisation.from_plan(disk).shared[0, 1] == pytest.approx(times[0] / sum(times))
 
 
+def test_machines_that_share_rows():
+    plan = SHARES["64 machines"]()
+    busy = LinkUtilisation.from_plan(plan)
+    # 5 MB at 50 GB/s and eight exchanges, beside what the machine's own memories take.
+    network = 1e-4 + 8e-5
+    assert busy.network == pytest.approx(np.full(8, network / plan.step_seconds))
+    alone = placed(preset("hgx-h200"), 0.05).step_seconds
+    assert plan.step_seconds == pytest.approx(alone + network)
+    assert Plan.from_dict(plan.to_dict()).share == plan.share
+    _, axes = _map(plan)
+    texts = [text.get_text() for text in axes.texts]
+    assert any(text.startswith("64 machines, this one first: on each") for text in texts)
+    # A box of each machine has what all have, below what it has alone.
+    heights = [
+        box.get_height()
+        for box in axes.patches
+        if isinstance(box, Rectangle) and box.get_y() < -2 and box.get_facecolor()[3]
+    ]
+    assert len(heights) >= 128
+    assert sum(h for h in heights if h > 0.3) / 64 == pytest.approx(0.42 * 200 / 230)
+
+
 def test_what_a_switch_serves_and_takes():
     busy = LinkUtilisation.from_plan(
         solve(preset("hgx-h200"), [table(np.ones(ROWS))], "partitioned")
@@ -239,13 +278,16 @@ def _texts(figure):
     return [text for text in texts if text.get_text()]
 
 
-@pytest.mark.parametrize("machine", ["dgx1", "switch", "PCIe, disk", "one GPU", "no GPU, 16 ranks"])
+@pytest.mark.parametrize(
+    "machine",
+    ["dgx1", "switch", "PCIe, disk", "one GPU", "no GPU, 16 ranks", "64 machines", "two racks"],
+)
 def test_no_text_lies_on_another_or_outside(machine):
-    plan = MACHINES[machine]()
+    plan = {**MACHINES, **SHARES}[machine]()
     figure = placement_figure([plan], ["a data set on a machine, policy auto"])
     figure.draw_without_rendering()
     boxes = [text.get_window_extent() for text in _texts(figure)]
-    assert len(boxes) >= 4 * plan.num_gpus + 5
+    assert len(boxes) >= 4 * len(with_numbers(plan.num_gpus)) + 5
     for box in boxes:
         assert box.x0 >= 0 and box.y0 >= 0 and box.x1 <= 1500 and box.y1 <= 1320
     for one, other in itertools.combinations(boxes, 2):

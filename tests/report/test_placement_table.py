@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from dgl_mgpu.machine import preset, probe_shared_memory
-from dgl_mgpu.placement import TableSpec, solve
+from dgl_mgpu.machine import Network, preset, probe_shared_memory
+from dgl_mgpu.placement import MachineShare, TableSpec, solve
+from dgl_mgpu.placement.cost import over_network
 from dgl_mgpu.report.placement import placement_tables
 
 NAMES = ("topology/_N:_E:_N", "node/_N/feat")
@@ -49,6 +50,25 @@ def test_without_gpus_it_speaks_of_ranks():
     shown = printed(a_plan(probe_shared_memory(2)))
     assert "GPU" not in shown and "gpu" not in shown
     assert "on the slowest rank" in shown and "rank: shared memory" in shown
+
+
+def test_machines_that_share_rows_are_told():
+    plan = a_plan(preset("quad-v100"))
+    assert "machines" not in printed(plan)
+    share = MachineShare(8, 0.25, 25 << 20, 9 << 20, {NAMES[0]: 0.5, NAMES[1]: 0.125})
+    plan = over_network(plan, share, Network(10.0, 2.0), 1 << 20, 4)
+    shown = " ".join(printed(plan).split())
+    assert (
+        "8 machines: each has 9.00 MiB that no other has, and 25.0 MiB that all have, 25% of the "
+        "whole over the network: of the reads, 50% of topology, 12.5% of node/feat; each GPU "
+        "receives 1.00 MiB a step at 10 GB/s, and sends as much, in 8.00 s"
+    ) in shown
+    assert "busiest: the network between machines" in shown
+
+
+def test_many_gpus_take_a_line():
+    plan = a_plan(preset("gb200-nvl72"), policy="partitioned")
+    assert "0 | 1 | … | 71" in printed(plan)
 
 
 def test_long_names_are_broken_between_their_parts():

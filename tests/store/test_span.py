@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import dgl
@@ -17,7 +18,8 @@ from dgl.dataloading.negative_sampler import GlobalUniform, PerSourceUniform
 
 import dgl_mgpu
 from dgl_mgpu import GlobalStore
-from dgl_mgpu.comm import communicator
+from dgl_mgpu.comm import communicator, network
+from dgl_mgpu.config.store_options import StoreOptions
 from dgl_mgpu.errors import (
     CheckpointError,
     ConfigError,
@@ -28,11 +30,12 @@ from dgl_mgpu.errors import (
     RankFailedError,
     UnsupportedByStoreError,
 )
-from dgl_mgpu.placement import Reads
+from dgl_mgpu.machine import Network, preset
+from dgl_mgpu.placement import Reads, TableSpec, solve
 from dgl_mgpu.sampling import dataloading
 from dgl_mgpu.store.graph import StoreGraph
 from dgl_mgpu.store.memory import FeatureSource, TopologySource
-from dgl_mgpu.store.span import Shares
+from dgl_mgpu.store.span import Shares, best_ratio, choose_span, with_other_machines
 from dgl_mgpu.train.compose import compose
 from dgl_mgpu.train.minibatch.run import make_trainer
 from tests.ranks import RankProcesses
@@ -84,6 +87,7 @@ def _on_machines(machines: str, check: Callable[..., Any], *args: Any) -> Any:
         patch.setattr(communicator, "_groups", None)
         patch.setattr(communicator, "_across", None)
         patch.setattr(communicator, "_machine_id", lambda: machines[dist.get_rank()])
+        patch.setattr(network, "FOUND", SimpleNamespace(read=dict, keep=lambda found: None))
         return check(*args)
 
 
@@ -356,8 +360,8 @@ def test_rows_are_learned_on_all_machines(ranks: RankProcesses, tmp_path: Path) 
     ranks.run(_on_machines, "abc", _learned, str(tmp_path / "rows.npz"))
 
 
-def _sent(ratio: float) -> tuple[int, int]:
-    """Bytes of rows that others sent, and those of all reads of rows that others own."""
+def _sent(ratio: float) -> tuple[int, int, float]:
+    """Bytes of rows that others sent, those of all reads, and the modelled share of these."""
     g = power_law()
     options = {"batch_size": 16, "fanouts": [10, 10]}
     with GlobalStore.from_dgl(g, span="job", replica_ratio=ratio, **options) as store:
@@ -366,17 +370,21 @@ def _sent(ratio: float) -> tuple[int, int]:
         for inputs, _, blocks in _batches(store.graph, seeds, NeighborSampler([10, 10])):
             assert len(blocks[0].srcdata["feat"]) == len(inputs)
             asked += len(inputs)
-        return store.graph.traffic.take().nbytes["feat", "remote"], asked * WIDTH * 4
+        sent = store.graph.traffic.take().nbytes["feat", "remote"]
+        assert store.plan.share is not None
+        return sent, asked * WIDTH * 4, store.plan.share.remote_reads["node/_N/feat"]
 
 
 def test_replicas_save_network(ranks: RankProcesses) -> None:
     alone = ranks.run(_on_machines, "abc", _sent, 0)
-    for sent, asked in alone:
+    for sent, asked, modelled in alone:
         assert 0.5 * asked < sent < 0.8 * asked  # two machines of three have them
-    for (sent, _), (before, _) in zip(
+        assert sent / asked == pytest.approx(modelled, rel=0.15)
+    for (sent, asked, modelled), (before, _, _) in zip(
         ranks.run(_on_machines, "abc", _sent, 0.3), alone, strict=True
     ):
         assert 0 < sent < 0.8 * before
+        assert sent / asked == pytest.approx(modelled, rel=0.25)
 
 
 def _collectives_of_batches() -> list[int]:
@@ -453,6 +461,12 @@ def test_batches_are_made_ahead_on_all_ranks_alike(ranks: RankProcesses) -> None
     ranks.run(_on_machines, "abc", _made_ahead)
 
 
+def _kept(shares: Shares, machine: int, ratio: float) -> np.ndarray:
+    """Whether a machine keeps each node's features, then whether its in-edges."""
+    kept = shares.kept(machine, ratio)
+    return np.concatenate([kept.features["n"], kept.in_edges["n"]]) > 0
+
+
 @pytest.mark.parametrize("ratio", [0.0, 0.01, 0.1, 0.5, 0.99, 1.0])
 def test_what_is_replicated_saves_most_for_its_bytes(ratio: float) -> None:
     draw = np.random.default_rng(0)
@@ -465,11 +479,11 @@ def test_what_is_replicated_saves_most_for_its_bytes(ratio: float) -> None:
     reads = Reads({"n": sampled}, {"n": read}, 1.0, 3.0)
     shares = Shares.of({"rows": rows, "topology": topology}, reads, 3)
     nbytes = np.concatenate([np.full(NODES, 20), 8 * degrees + 8])
-    saved = np.concatenate([read * 28, sampled * (16 + 16 * np.minimum(degrees, 3))]) / nbytes
+    saved = np.concatenate([read * 24, sampled * (8 + 8 * np.minimum(degrees, 3))]) / nbytes
     first, stop = shares.bounds["n"][1:3]
-    kept = np.concatenate([part["n"] for part in shares.kept(1, ratio)])
+    kept = _kept(shares, 1, ratio)
     assert kept[first:stop].all() and kept[NODES + first : NODES + stop].all()
-    replicated = np.concatenate([part["n"] for part in shares.kept(0, ratio)])
+    replicated = _kept(shares, 0, ratio)
     others = np.tile(np.arange(NODES) >= shares.bounds["n"][1], 2)
     assert np.array_equal(replicated[~others], np.ones((~others).sum(), bool))
     # Of what machines 0 and 1 own the other one has the replicas.
@@ -479,6 +493,108 @@ def test_what_is_replicated_saves_most_for_its_bytes(ratio: float) -> None:
     assert saved[everywhere].min(initial=9) >= saved[~everywhere].max(initial=0)
     left = nbytes[~everywhere]
     assert not len(left) or room < 2 * left.max()
+
+
+@pytest.mark.parametrize("ratio", [0.0, 0.2, 1.0])
+def test_the_modelled_bytes_are_those_of_the_nodes_that_are_not_kept(ratio: float) -> None:
+    draw = np.random.default_rng(1)
+    degrees = draw.integers(0, 9, NODES)
+    indptr = np.concatenate([[0], degrees.cumsum()])
+    topology = TopologySource(indptr, np.zeros(indptr[-1], np.int64), None, NODES, torch.int64, "n")
+    sources = {
+        "topology/n": topology,
+        "node/n/x": FeatureSource(np.zeros((NODES, 5), np.float32), "n"),
+        "node/n/y": FeatureSource(np.zeros(NODES, np.int64), "n"),
+        "edge/e/w": FeatureSource(np.zeros((int(indptr[-1]), 3), np.float32)),
+    }
+    reads = Reads({"n": draw.random(NODES)}, {"n": draw.random(NODES)}, 100.0, 3.0)
+    shares = Shares.of(sources, reads, 4)
+    plan = solve(preset("single"), [TableSpec.features("node/n/x", NODES, 20)])
+    network = Network(2.0, 1e-3)
+    times_read = np.zeros((2, NODES), int)
+    for machine in range(4):
+        kept = shares.kept(machine, ratio)
+        found = with_other_machines(plan, kept, sources, network, num_layers=3)
+        nbytes = accesses = 0.0
+        for node in range(NODES):
+            if not kept.features["n"][node]:
+                accesses += reads.nodes["n"][node]
+                nbytes += reads.nodes["n"][node] * (4 + 20 + 4 + 8)
+            if not kept.in_edges["n"][node]:
+                words = 1 + 1 + 2 * min(degrees[node], 3.0)
+                nbytes += reads.sampled["n"][node] * 4 * words
+        (load,) = (load for load in found.loads if load.kind == "network")
+        assert load.nbytes == pytest.approx(nbytes)
+        # Three hops and two features are a request and an answer each.
+        assert load.seconds == pytest.approx(nbytes / 2e9 + 10 * 1e-3)
+        assert found.step_seconds == pytest.approx(plan.step_seconds + load.seconds)
+        share = found.share
+        assert share is not None and share.num_machines == 4
+        expected = accesses / reads.nodes["n"].sum()
+        for table in ("node/n/x", "node/n/y"):
+            assert share.remote_reads[table] == pytest.approx(expected)
+        assert "edge/e/w" not in share.remote_reads
+        # Replicas are read for their machine's mini-batches, other rows for all machines'.
+        times_read += kept.features["n"], kept.in_edges["n"]
+        whole = 28 * NODES + int((8 * degrees + 8).sum())
+        kept_bytes = (28 * (kept.features["n"] > 0)).sum()
+        kept_bytes += ((8 * degrees + 8) * (kept.in_edges["n"] > 0)).sum()
+        assert share.replicated_bytes + share.own_bytes == kept_bytes
+        assert share.replicated_bytes == pytest.approx(share.replica_ratio * whole)
+        assert ratio - 0.01 < share.replica_ratio <= ratio
+    assert (times_read == 4).all()
+
+
+@pytest.mark.parametrize("best", [0.0, 0.03, 0.2, 0.7, 1.0])
+def test_the_share_of_replicas_that_takes_least_time_is_found(best: float) -> None:
+    found = best_ratio(lambda ratio: abs(ratio - best))
+    assert abs(found - best) <= max(0.1 * best, 0.01)
+
+
+def test_of_equally_good_shares_the_largest_that_fits_is_taken() -> None:
+    assert best_ratio(lambda ratio: 1.0) == 1.0
+    assert 0.4 < best_ratio(lambda ratio: 1.0 if ratio < 0.55 else np.inf) < 0.55
+    assert best_ratio(lambda ratio: np.inf) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("span", "shared", "each", "chosen", "reason"),
+    [
+        ("machine", 1.0, 2.0, None, "store.span=machine"),
+        ("job", 2.0, 1.0, 0.5, "store.span=job"),
+        ("auto", 1.0, 2.0, 0.5, "50% of it on each, takes 1.00 s a step, and a copy"),
+        ("auto", 1.0, 1.0, None, "a copy on each machine takes 1.00 s a step, and one copy"),
+        ("auto", 1.0, np.inf, 0.5, "a copy on each machine does not fit"),
+        ("auto", np.inf, np.inf, 0.5, "does not fit"),
+    ],
+)
+def test_machines_have_the_data_in_the_way_that_takes_less_time(
+    span: str, shared: float, each: float, chosen: float | None, reason: str
+) -> None:
+    options = StoreOptions(span=span, replica_ratio=0.5)
+    found = choose_span(3, options, lambda ratio: each if ratio is None else shared)
+    assert found[0] == chosen and reason in found[1] and "\n" not in found[1]
+
+
+def _chosen(little: str) -> tuple[bool, int]:
+    """With little memory on the machines of these ranks."""
+    g = power_law()
+    memory = 250_000 if str(dist.get_rank()) in little else "auto"
+    options = {"batch_size": 16, "fanouts": [5], "gpu_memory": 1024}
+    with GlobalStore.from_dgl(
+        g, seed=5, span="auto", edges=True, host_memory=memory, **options
+    ) as store:
+        seeds = torch.arange(dist.get_rank(), NODES, 20)
+        sampler = NeighborSampler([5, 5], prefetch_node_feats=["feat"])
+        _assert_same_batches(g, store, sampler, seeds)
+        assert torch.equal(store.graph.find_edges(seeds)[0], g.find_edges(seeds)[0])
+        assert (store.plan.share is not None) == store.graph.spans_machines
+        return store.graph.spans_machines, store.plan.num_gpus
+
+
+def test_the_machine_with_least_memory_decides(ranks: RankProcesses) -> None:
+    assert {spans for spans, _ in ranks.run(_on_machines, "abc", _chosen, "")} == {False}
+    assert {spans for spans, _ in ranks.run(_on_machines, "abc", _chosen, "1")} == {True}
 
 
 def _refused() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -11,14 +12,15 @@ from dgl_mgpu.config.schema import Config
 from dgl_mgpu.data import HETEROGENEOUS, Dataset, HeteroDataset
 from dgl_mgpu.data.outline import Outline, data_folder, outline
 from dgl_mgpu.errors import ConfigError
-from dgl_mgpu.machine import Topology, preset, probe, probe_shared_memory
+from dgl_mgpu.machine import Cluster, cluster, probe, probe_shared_memory
 from dgl_mgpu.machine.shared_memory import SharedMemory
 from dgl_mgpu.models.homogeneous import INV_SQRT_DEGREES
 from dgl_mgpu.placement import Plan
 from dgl_mgpu.store.embedding.tables import read_specs, require_in_memory
 from dgl_mgpu.store.global_store import sources_of
-from dgl_mgpu.store.memory.machine import machine
-from dgl_mgpu.store.planning import make_blueprint
+from dgl_mgpu.store.memory import Blueprint
+from dgl_mgpu.store.planning import make_blueprint, reads_of
+from dgl_mgpu.store.span import Kept, Shares, choose_span, modelled_seconds
 from dgl_mgpu.train.minibatch.run import load
 from dgl_mgpu.train.minibatch.task import Task
 from dgl_mgpu.train.setup import adapt_to_model
@@ -29,6 +31,8 @@ class Planned(NamedTuple):
 
     plan: Plan
     origin: str  # of sizes, and whether hotness is counted or modelled, in a sentence
+    num_machines: int = 1
+    span: str = ""  # how several machines have the data, and why, in a sentence
 
 
 def plan_for(config: Config) -> Planned:
@@ -37,11 +41,12 @@ def plan_for(config: Config) -> Planned:
     Nothing is downloaded for it. A real data set whose files are there is read and counted; of
     others the published sizes count, and of a generated graph those that it would have, with
     degrees by a model. The machine is a preset (used whole when ``trainer.ranks`` is 1), or this
-    one with its GPUs. Unless ``store.device`` is 'cpu', GPUs hold the store, and what it has there
+    one with its GPUs. Of several machines (``8x-hgx-h200``) it is the first one's plan. Unless
+    ``store.device`` is 'cpu', GPUs hold the store, and what it has there
     beside its tables counts as :class:`~dgl_mgpu.store.planning.StoreOptions` says. Raises
     ConfigError if rows are to be ordered by counts, for which the graph would have to be there; if
-    learned rows would go to disk; with ``store.span=job``; or if a whole graph is trained on, which
-    no store keeps; DGLMGPUError, as :func:`dgl_mgpu.train.minibatch.run.train`.
+    learned rows would go to disk; with ``store.span=job`` on one machine; or if a whole graph is
+    trained on, which no store keeps; DGLMGPUError, as :func:`dgl_mgpu.train.minibatch.run.train`.
     """
     if config.mode == "fullgraph":
         raise ConfigError(
@@ -50,13 +55,14 @@ def plan_for(config: Config) -> Planned:
             "leave mode out, for the plan of a mini-batch run's store",
         )
     options = config.store_options()
-    if options.span != "machine":
+    machines = _machines(config)
+    if options.span == "job" and machines.num_machines == 1:
         raise ConfigError(
             f"plan with store.span={options.span}",
             "how much of the data a machine keeps depends on the job's machines",
-            "use store.span=machine, or look at the plan of a store that is built (store.plan)",
+            "name several, as topology=8x-hgx-h200, or use store.span=machine",
         )
-    topology = _topology(config)
+    topology = machines.machine
     on_gpus = options.device != "cpu" and topology.name != "cpu"
     memory = topology.host_memory
     shared = None if on_gpus else SharedMemory(memory, memory)
@@ -77,14 +83,35 @@ def plan_for(config: Config) -> Planned:
                 "use store.hotness=degree, or look at the plan of a store that is built "
                 "(store.plan)",
             )
-        dataset, hotness = _draw_dataset(config, known)
+        # Machines own runs of nodes: of a graph as it comes, not of the hottest first.
+        dataset, hotness = _draw_dataset(config, known, shuffled=machines.num_machines > 1)
         task = Task.from_dataset(config, dataset)
     tables, hotness = sources_of(
         dataset, options, config.trainer.seed, task.embeddings, hotness=hotness
     )
-    plan = make_blueprint(tables, hotness, topology, options, on_gpus=on_gpus, shared=shared).plan
+    span = ""
+
+    def place(kept: Kept | None = None) -> Blueprint:
+        return make_blueprint(
+            tables, hotness, topology, options,
+            on_gpus=on_gpus, shared=shared, kept=kept, network=machines.network,
+        )  # fmt: skip
+
+    if machines.num_machines == 1:
+        plan = place().plan
+    else:
+        reads = reads_of(tables, hotness, options)
+        shares = Shares.of(tables, reads, machines.num_machines)
+
+        def of_first(ratio: float | None) -> Blueprint:
+            return place(None if ratio is None else shares.kept(0, ratio))
+
+        ratio, span = choose_span(
+            machines.num_machines, options, lambda ratio: modelled_seconds(partial(of_first, ratio))
+        )
+        plan = of_first(ratio).plan
     require_in_memory(plan, read_specs(task.embeddings, list(task.embeddings)))
-    return Planned(plan, origin)
+    return Planned(plan, origin, machines.num_machines, span)
 
 
 def _known_sizes(config: Config) -> tuple[Outline | None, str]:
@@ -105,10 +132,10 @@ def _known_sizes(config: Config) -> tuple[Outline | None, str]:
 
 
 def _draw_dataset(
-    config: Config, known: Outline
+    config: Config, known: Outline, *, shuffled: bool
 ) -> tuple[Dataset | HeteroDataset, dict[str, np.ndarray]]:
     """A data set in outline, with the features and self-loops that its model wants."""
-    dataset, hotness = known.draw()
+    dataset, hotness = known.draw(shuffled=shuffled)
     dataset = adapt_to_model(config, dataset)
     if isinstance(dataset, HeteroDataset):
         if config.model.self_loops:
@@ -120,10 +147,9 @@ def _draw_dataset(
     return dataset, hotness
 
 
-def _topology(config: Config) -> Topology:
+def _machines(config: Config) -> Cluster:
     if config.topology == "auto":
         find = probe_shared_memory if config.store.device == "cpu" else probe
-        return find(config.trainer.ranks)
-    if config.trainer.ranks == 1:
-        return preset(config.topology)
-    return machine(config.topology, config.trainer.ranks)
+        return Cluster(find(config.trainer.ranks))
+    ranks = config.trainer.ranks
+    return cluster(config.topology, None if ranks == 1 else ranks)

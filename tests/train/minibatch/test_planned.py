@@ -81,8 +81,43 @@ def test_topology_of_a_store_on_gpus_is_not_planned_on_disk(tmp_path):
 
 
 def test_a_share_of_a_job_is_not_planned_without_its_machines():
-    with pytest.raises(ConfigError, match=r"depends on the job's machines; use store\.span"):
+    with pytest.raises(ConfigError, match=r"depends on the job's machines; name several"):
         plan(span="job")
+
+
+@pytest.mark.parametrize("machines", [2, 64])
+def test_a_plan_of_several_machines_is_a_share_of_the_data(machines):
+    whole, share = plan("quad-v100"), plan(f"{machines}x-quad-v100", span="job", replica_ratio=0.1)
+    assert whole.share is None and share.share.num_machines == machines
+    assert 0.09 < share.share.replica_ratio <= 0.1
+    held = share.share.replicated_bytes + share.share.own_bytes
+    total = sum(row["bytes"] for row in whole.rows)
+    assert held == pytest.approx((0.1 + 0.9 / machines) * total, rel=0.1)
+    # What the plan places is what the machine has, and bounds of rows of edges.
+    placed = sum(row["bytes"] for row in share.rows)
+    assert held <= placed <= held + 8 * share.tables["topology/_N:_E:_N"].num_rows + 10
+    # Of the nodes that are on one machine alone the others have their share.
+    remote = share.share.remote_reads["node/_N/feat"]
+    assert 0.5 * (1 - 1 / machines) < remote < 0.95 * (1 - 1 / machines)
+    (network,) = {load.seconds for load in share.loads if load.kind == "network"}
+    assert share.step_seconds > network > 0
+
+
+def test_several_machines_have_the_data_in_the_way_that_takes_less_time():
+    def chosen(**store):
+        config = Config(
+            data=DataConfig(name="generated", options={"num_nodes": NODES}),
+            store=StoreConfig(gpu_memory="1MiB", span="auto", **store),
+            topology="2x-quad-v100",
+        )
+        planned = plan_for(config)
+        assert planned.num_machines == 2 and planned.span.startswith("store.span=auto: ")
+        return planned.plan.share, planned.span
+
+    share, reason = chosen()
+    assert share is None and "a copy on each machine takes" in reason
+    share, reason = chosen(host_memory="500KiB")
+    assert share is not None and "does not fit" in reason
 
 
 @pytest.mark.parametrize("hotness", ["presample", "file"])
@@ -114,7 +149,7 @@ def _no_network(monkeypatch):
 )
 def test_a_plan_of_data_that_are_not_here_has_their_published_size(tmp_path, name, model, nodes):
     words = [f"data={name}", f"model={model}", "topology=dgx1", f"data.root={tmp_path}"]
-    found, origin = plan_for(compose(words))
+    found, origin, *_ = plan_for(compose(words))
     for table, nbytes in nodes.items():
         rows = [row for row in found.rows if row["table"] == table]
         assert sum(row["bytes"] for row in rows) == nbytes
@@ -137,7 +172,7 @@ def test_a_plan_of_data_that_are_here_counts_them(tmp_path):
         node_types=random.integers(1, 4, nodes),
     )
     words = ["data=reddit", "topology=dgx1", f"data.root={tmp_path}", "store.hotness=presample"]
-    found, origin = plan_for(compose(words))
+    found, origin, *_ = plan_for(compose(words))
     (table,) = (table for name, table in found.tables.items() if name.startswith("topology"))
     assert table.num_rows == nodes
     assert f"counted in the files in {folder}" in origin
@@ -150,7 +185,7 @@ def test_a_plan_of_a_graph_to_be_generated_has_the_tables_of_its_store(tmp_path,
     options = {"num_nodes": 900, "num_edges": 9000}
     words = [f"data.options={options}".replace("'", ""), f"model={model}", f"data.root={tmp_path}"]
     config = compose([*words, "store.device=cpu", "model.self_loops=false"])
-    planned, origin = plan_for(config)
+    planned, origin, *_ = plan_for(config)
     store = make_trainer(config).store
     try:
         assert planned.tables.keys() == store.plan.tables.keys()
