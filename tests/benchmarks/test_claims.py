@@ -12,7 +12,7 @@ import pytest
 from matplotlib.figure import Figure as Canvas
 
 from benchmarks.claims import registry
-from benchmarks.claims.page import IMPOSSIBLE, page, picture, value_text
+from benchmarks.claims.page import IMPOSSIBLE, commit_text, page, picture, value_text
 from benchmarks.claims.pictures import (
     _RANGE_OPACITY,
     Bar,
@@ -269,7 +269,7 @@ def test_a_run_answers_by_its_name_and_says_what_it_lacks(tmp_path: Path) -> Non
     link = "[placement_gpu.json](placement_gpu.json)"
     assert auto[2:] == ["1.25 \N{MULTIPLICATION SIGN}", "", "", "2 cores", link]
     assert of_another_case[2:] == ["not in this run"]
-    assert rows_of(tmp_path, "the solver's slowest answer")[0][2] == "not in this run"
+    assert rows_of(tmp_path, "the slowest answer of")[0][2] == "not in this run"
     found = page(Results(tmp_path, by_run=True))
     no_program = sum(figure.run is None for _, figure in figures())
     missing = len(figures()) - 1 - no_program
@@ -320,7 +320,7 @@ def test_a_run_that_was_left_out_or_failed_says_so_on_the_page(tmp_path: Path) -
     (tmp_path / OUTCOMES).write_text(json.dumps({"outcomes": outcomes}))
     (cora,) = rows_of(tmp_path, "GCN, Cora, whole batches")
     assert cora[2] == "not run: needs the files of cora"
-    assert rows_of(tmp_path, "the solver's slowest answer")[0][2] == "the run failed"
+    assert rows_of(tmp_path, "the slowest answer of")[0][2] == "the run failed"
 
 
 def test_a_kept_result_of_other_ranks_is_an_error(tmp_path: Path) -> None:
@@ -387,3 +387,25 @@ def test_a_range_is_a_pale_band_up_to_the_end_of_the_axis() -> None:
     bands = [(p.get_x(), p.get_x() + p.get_width(), p.get_alpha()) for p in axes.patches[::2]]
     assert bands == [(1.0, 2.0, _RANGE_OPACITY), (3.0, 5.5, _RANGE_OPACITY), (0.0, 5.0, None)]
     assert axes.get_xlim() == (0.0, 5.5)
+
+
+def test_what_is_modelled_has_a_star() -> None:
+    lines = page(Results(registry.KEPT)).splitlines()
+    modelled = [line for line in lines if "| modelled |" in line]
+    assert modelled and all(line.split(" | ")[2].endswith("*") for line in modelled)
+    starred = [line for line in lines if line.startswith("|") and "* |" in line]
+    assert starred == modelled
+
+
+def test_what_a_paper_has_and_this_page_has_not_is_listed() -> None:
+    text = page(Results(registry.KEPT))
+    for stem, where in (("xgnn", "Figure 16"), ("wholegraph", "Table IV"), ("mg_gcn", "Figure 5")):
+        assert f"- {where}: {registry.papers()[stem].left_out[where]}" in text
+
+
+def test_a_commit_that_is_gone_is_told() -> None:
+    assert commit_text("1dc0f6a") == (
+        "1dc0f6a, which is not in the history: not reproducible from a checkout"
+    )
+    assert commit_text("c0ffee-dirty") == "c0ffee, with changes"
+    assert commit_text("c0ffee") == "c0ffee"
