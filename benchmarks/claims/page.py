@@ -135,7 +135,8 @@ def commit_text(commit: str) -> str:
     """A commit, and whether the result can be made again from a checkout of it."""
     if commit.partition("-")[0] in UNREACHABLE:
         return f"{commit}, which is not in the history: not reproducible from a checkout"
-    return f"{commit}, with changes" if commit.endswith("-dirty") else commit
+    changed = commit.removesuffix("-dirty")
+    return commit if changed == commit else f"{changed}, with changes"
 
 
 def _of_files(found: Mapping[str, Any]) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 
@@ -106,22 +107,32 @@ def test_the_readme_states_what_was_measured() -> None:
     ahead = [spread(network, "ratio") for network in ("pinsage", "gcn", "graphsage")]
     busy = min(each["captured_busy_share"] for each in epochs)
     *graphsage, dropout, gcn, gin, gat, uva = ratios("unmodified_gpu.json", "name", key="ratio")
+    of_peer = functools.partial(ratios, "unmodified_peer.json", "case", "")
+    two_gpus, two_gpus_another = (
+        [1e-6 * rate for rate in reversed(ratios(file, "store", "off", "seeds_per_s"))]
+        for file in ("unmodified_ddp.json", "unmodified_ddp_another.json")
+    )
     readme = (KEPT.parents[1] / "README.md").read_text()
     for row in (
         f"{min(graphsage):.2f} to {max(graphsage):.2f} times as fast for GraphSAGE, {dropout:.2f} "
         f"with dropout, {gcn:.2f} for GCN, {gin:.2f} for GIN, {gat:.2f} for GAT, {uva:.2f} for a "
         "pinned",
         f"4 GPUs | {min(sampling):.1f} to {max(sampling):.1f} times as fast as pylibwholegraph",
-        f"host memory | {min(of_half):.1f} to {max(of_half):.1f} times",
+        f"(it has no halves) | {min(of_half):.1f} to {max(of_half):.1f} times",
         f"4 GPUs | {min(gathers):.2f} to {max(gathers):.2f} times as fast as pylibwholegraph",
-        f"2 GPUs | {min(skewed):.1f} to {max(skewed):.1f} times |",
+        f"was not run | {min(skewed):.1f} to {max(skewed):.1f} times |",
         f"15, 10, 5 | {pinned:.1f} ms; DGL's own CUDA build took {theirs}",
         "{:.2f} (fanouts 15, 10, 5), {:.2f} (30, 30, 30) and {:.2f} times (25, 10)".format(*layers),
         "| {:.2f}, {:.2f} and {:.2f} times as fast".format(*captured),
         f"4 GPUs | {min(sums):.2f} to {max(sums):.1f} times as fast as all-gather and cuSPARSE",
         f"schema | {seeds:,.0f} seeds a second on one GPU",
         "{} times as long for PinSAGE, {} for GCN, {} for GraphSAGE".format(*ahead),
-        f"| {spread('graphsage', 'captured_to_model')} times as long for GraphSAGE, as the model",
+        f"| {spread('graphsage', 'captured_to_model')} times as long for GraphSAGE as the model "
+        f"that is not captured, {spread('graphsage', 'captured_to_captured_model')} times as",
+        "`use_uva` | {:.2f} M seeds a second captured, {:.2f} M with".format(*two_gpus),
+        "; {:.2f} and {:.2f} M on a machine".format(*two_gpus_another),
+        "{:.2f}, {:.2f} and {:.2f} times as fast captured".format(*of_peer("ratio_captured")),
+        "{:.2f}, {:.2f} and {:.2f} eager".format(*of_peer("ratio_eager")),
         f"GPU is busy for {100 * busy:.0f} % of the time",
         f"1024 seeds | {min(trained):.1f} to {max(trained):.1f} times as fast, by the model",
     ):
