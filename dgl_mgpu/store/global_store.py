@@ -41,7 +41,8 @@ from dgl_mgpu.store.hotness import degree_hotness, presample_hotness
 from dgl_mgpu.store.memory import Blueprint, Store, build
 from dgl_mgpu.store.memory.format import Source
 from dgl_mgpu.store.memory.machine import machine, prove_access, with_access
-from dgl_mgpu.store.partitioned import Partition, fetch_replicas
+from dgl_mgpu.store.part_files import read_part
+from dgl_mgpu.store.partitioned import PartExchange, content_of, facts_of
 from dgl_mgpu.store.planning import make_blueprint, reads_of
 from dgl_mgpu.store.remote import OtherMachines
 from dgl_mgpu.store.span import Bounds, plan_share
@@ -199,7 +200,7 @@ class GlobalStore:
         ----------
         path : str or Path
             The JSON file of the partition, on every machine; of the parts, the machine's own has
-            to be there.  The graph has one type of nodes and of edges.
+            to be there.  The graph may have several types of nodes and edges.
         seed, **options
             As for :meth:`from_dgl`.
 
@@ -212,7 +213,7 @@ class GlobalStore:
         InvalidInputError
             If the files cannot be read, or there are more or fewer parts than machines.
         UnsupportedByStoreError
-            If the graph has several types of nodes or edges, or ``hotness='presample'``.
+            If ``hotness='presample'``.
         """
         if options.setdefault("span", "job") != "job":
             raise InvalidInputError(
@@ -225,11 +226,10 @@ class GlobalStore:
         def read() -> StoreInput | None:
             if ranks.rank:
                 return None
-            partition = Partition.read(Path(path), machines.rank, machines.size)
-            return StoreInput(partial(partition.content, machines), partition.facts, dict)
+            part = read_part(Path(path), machines.rank, machines.size)
+            return StoreInput(partial(content_of, part, machines), partial(facts_of, part), dict)
 
         data = Communicator.of_all_machines().run_all("read a partition of DGL's", read)
-        give_memory_back()  # what DGL's graph of the part took
         return cls._build(data, seed, False, None, options)
 
     @classmethod
@@ -317,9 +317,10 @@ class GlobalStore:
                 ranks.run_all("look at the ranks' GPUs", runtime.device_info)
             )
         blueprint: Blueprint | None = None
+        exchange: PartExchange | None = None
 
         def plan() -> tuple[StoreSchema, Bounds]:
-            nonlocal blueprint
+            nonlocal blueprint, exchange
             assert data is not None  # as require_agreement has checked
             content = with_ends(data.read(), edges, spans)
             content = with_narrow_features(content, checked.narrow_features())
@@ -350,9 +351,7 @@ class GlobalStore:
                     ),
                     content.bounds,
                 )
-                if content.bounds is not None:
-                    (of_nodes,) = content.bounds.values()
-                    fetch_replicas(blueprint, of_nodes, machines)
+                exchange = content.exchange
             else:
                 blueprint = place(checked)
             blueprint = unfold_embeddings(blueprint, content.embeddings, seed)
@@ -360,8 +359,15 @@ class GlobalStore:
 
         schema, bounds = ranks.broadcast_from_rank0("plan the store", plan)
         give_memory_back()  # what planning took, before the store takes its own
-        store = build(blueprint, ranks, runtime)
         try:
+            store = build(blueprint, ranks, runtime)
+        except Exception as error:
+            if exchange is not None:
+                exchange.fail(error)
+            raise
+        try:
+            if spans:
+                ranks.run_all("build the store", exchange.finish if exchange else lambda: None)
             calibrate(store, checked, ranks)
         except BaseException:
             store.close()

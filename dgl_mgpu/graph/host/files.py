@@ -18,7 +18,7 @@ from dgl import ndarray as nd
 from dgl.data.heterograph_serialize import HeteroGraphData
 
 from dgl_mgpu.graph.errors import InvalidCallError
-from dgl_mgpu.graph.host.stream import Named, Reader, Writer
+from dgl_mgpu.graph.host.stream import MappedReader, Named, Reader, Writer
 from dgl_mgpu.graph.index import TensorIndex
 from dgl_mgpu.graph.relation import Compressed, Relation
 
@@ -137,6 +137,34 @@ def load_graphs(filename: str, chosen: Sequence[int]) -> list[HeteroGraphData]:
             file.seek(place)
             graphs.append(_as_dgls(_content(reader)))
         return graphs
+
+
+@dataclass(frozen=True)
+class MappedGraph:
+    """A graph of one type of nodes and edges, mapped from a file.
+
+    ``matrices`` has the arrays of each format that is there: the ends of edges of "coo", "csr" and
+    "csc"'s indptr and indices; and ids of edges, empty where edges come by their ids.
+    """
+
+    matrices: dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]]
+    ndata: dict[str, np.ndarray]
+    edata: dict[str, np.ndarray]
+
+
+def map_graph(filename: str) -> MappedGraph:
+    """The first graph of a file, which has one type of nodes and edges, mapped from it."""
+    with _open(filename, "rb", "read graphs from") as file:
+        reader = MappedReader(file, filename)
+        version, count = _header(reader)
+        if version != 2 or not count:
+            raise reader.error(f"it has {count} graphs in version {version} of the format")
+        file.seek(reader.number())
+        relations = reader.graph()
+        (ndata, *_), (edata, *_) = (reader.list(reader.named) for _ in range(2))
+    if len(relations) != 1:
+        raise reader.error(f"the graph has edges of {len(relations)} types")
+    return MappedGraph(relations[0], ndata, edata)
 
 
 def _chosen(places: list[int], chosen: Sequence[int], filename: str) -> list[int]:

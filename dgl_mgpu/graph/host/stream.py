@@ -198,13 +198,8 @@ class Reader:
 
     def matrix(self, name: str) -> tuple[int, int, Coo | Compressed]:
         """How many sources and destinations there are, and the edges in a format."""
-        is_coo = name == "coo"
-        self.expect(_COO if is_coo else _CSR, "matrix")
-        num_cols, num_rows = self.number(), self.number()
-        first, second, eids = (self.array() for _ in range(3))
-        self.flag()
-        if is_coo:
-            self.flag()
+        num_cols, num_rows, first, second, eids = self._matrix_record(name)
+        if name == "coo":
             if eids.numel():
                 at = eids.long()
                 first, second = (
@@ -213,6 +208,16 @@ class Reader:
             return num_rows, num_cols, Coo(first, second)
         matrix = Compressed(first, second, eids if eids.numel() else None)
         return (num_rows, num_cols, matrix) if name == "csr" else (num_cols, num_rows, matrix)
+
+    def _matrix_record(self, name: str) -> tuple[int, int, Any, Any, Any]:
+        """Columns and rows of a matrix, and its three arrays."""
+        is_coo = name == "coo"
+        self.expect(_COO if is_coo else _CSR, "matrix")
+        num_cols, num_rows = self.number(), self.number()
+        first, second, eids = (self.array() for _ in range(3))
+        for _ in range(2 if is_coo else 1):
+            self.flag()
+        return num_cols, num_rows, first, second, eids
 
     def metagraph(self) -> GraphIndex:
         self.expect(_METAGRAPH, "metagraph")
@@ -242,6 +247,35 @@ class Reader:
             return tuple(name for name in FORMATS if _CODES[name] & code)
         # The number of one; that of allowed formats is 0 if all are.
         return FORMATS if offset and code == 0 else (FORMATS[code - 1],)
+
+
+class MappedReader(Reader):
+    """Reads records whose arrays are mapped from the file: what is looked at is in memory."""
+
+    def array(self) -> Any:
+        return self.mapped_array()
+
+    def metagraph(self) -> Any:
+        """None: it is passed over."""
+        self.expect(_METAGRAPH, "metagraph")
+        self._matrix_record("csr")
+
+    def graph(self) -> Any:
+        """For each relation, by the formats that it is saved in, the arrays of each."""
+        self.expect(_GRAPH, "graph")
+        self.metagraph()
+        relations = self.list(self._unit_graph)
+        self.list(self.number)
+        return relations
+
+    def _unit_graph(self) -> Any:
+        self.expect(_UNIT_GRAPH, "relation")
+        saved, _ = self._formats(0), self._formats(1)
+        arrays: dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
+        for name in saved:
+            self.metagraph()
+            arrays[name] = self._matrix_record(name)[2:]
+        return arrays
 
 
 def _bytes_of(tensor: torch.Tensor) -> Any:
