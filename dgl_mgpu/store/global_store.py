@@ -229,8 +229,10 @@ class GlobalStore:
             part = read_part(Path(path), machines.rank, machines.size)
             return StoreInput(partial(content_of, part, machines), partial(facts_of, part), dict)
 
-        data = Communicator.of_all_machines().run_all("read a partition of DGL's", read)
-        return cls._build(data, seed, False, None, options)
+        everyone = Communicator.of_all_machines()
+        return cls._build(
+            everyone.run_all("read a partition of DGL's", read), seed, False, None, options
+        )
 
     @classmethod
     def from_graphbolt(
@@ -358,6 +360,7 @@ class GlobalStore:
             return content.schema, bounds
 
         schema, bounds = ranks.broadcast_from_rank0("plan the store", plan)
+        data = None  # of a part, what only planning needs
         give_memory_back()  # what planning took, before the store takes its own
         try:
             store = build(blueprint, ranks, runtime)

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import dgl
 import numpy as np
@@ -111,13 +111,6 @@ class _Column:
     is_source: bool
     shape: tuple[int, ...]
     dtype: np.dtype
-    extremes: tuple[int, int] = (0, 0)
-
-    def min(self) -> int:
-        return self.extremes[0]
-
-    def max(self) -> int:
-        return self.extremes[1]
 
     def __getitem__(self, places: np.ndarray) -> np.ndarray:
         in_file = places + self.first if self.order is None else self.order[places]
@@ -135,13 +128,37 @@ class PartEdges:
         In-edges of each node.
     sources, eids : Rows of int, shape (num_edges,)
         Source and id of each.
-    in_order : bool
-        Whether their ids are their places, where the edges of all parts come part by part.
+    num_sources, first_eid : int
+        Nodes of the sources' type in all parts, and edges in the parts before this one.
     """
 
     degrees: np.ndarray
     sources: Rows
     eids: Rows
+    num_sources: int
+    first_eid: int
+
+    def summary(self) -> EdgeSummary:
+        """What is to be known of all edges, or InvalidInputError."""
+        reads = np.zeros(self.num_sources, np.int64)
+        lowest, highest, in_order = self.num_sources, -1, True
+        for places in _runs(self.sources.shape[0], max(_CHUNK, self.num_sources)):
+            chunk = self.sources[places]
+            lowest, highest = min(lowest, int(chunk.min())), max(highest, int(chunk.max()))
+            if lowest < 0 or highest >= self.num_sources:
+                raise _unlike(f"there is an edge from node {highest}")
+            reads += np.bincount(chunk, minlength=self.num_sources)
+            in_order &= np.array_equal(self.eids[places], places + self.first_eid)
+        return EdgeSummary(reads, lowest, highest, in_order)
+
+
+class EdgeSummary(NamedTuple):
+    """Of a part's own edges of a type: how often each node of all parts is their source, the least
+    and greatest of the sources, and whether edges' ids are their places, part by part."""
+
+    out_degrees: np.ndarray
+    lowest: int
+    highest: int
     in_order: bool
 
 
@@ -156,8 +173,6 @@ class Part:
     nodes : dict of str to TypeIds
     edges : dict of (str, str, str) to TypeIds
     in_edges : dict of (str, str, str) to PartEdges
-    out_degrees : dict of str to ndarray of int64, shape (num_nodes,)
-        How often each node, of all parts, is the source of one of these edges.
     features : dict of str to dict of str to ndarray, shape (num_own, ...)
         Of own nodes, by type and name.
     """
@@ -166,7 +181,6 @@ class Part:
     nodes: dict[str, TypeIds]
     edges: dict[CanonicalEtype, TypeIds]
     in_edges: dict[CanonicalEtype, PartEdges]
-    out_degrees: dict[str, np.ndarray]
     features: dict[str, dict[str, np.ndarray]]
 
 
@@ -211,10 +225,10 @@ def read_part(path: Path, number: int, num_machines: int) -> Part:
                 raise _unlike(f"'{feature}' has {len(rows):,} rows for {own[ntype]:,} nodes")
     try:
         graph = map_graph(files["part_graph"])
-        in_edges, out_degrees = _read_edges(graph, number, nodes, edges)
+        in_edges = _read_edges(graph, number, nodes, edges)
     except IndexError as error:
         raise _unlike(f"a node or edge of {files['part_graph']} is not there ({error})") from error
-    return Part(number, nodes, edges, in_edges, out_degrees, features)
+    return Part(number, nodes, edges, in_edges, features)
 
 
 def _types(metadata: Mapping[str, Any], kind: str) -> list[str]:
@@ -237,11 +251,10 @@ def _read_edges(
     number: int,
     nodes: dict[str, TypeIds],
     edges: dict[CanonicalEtype, TypeIds],
-) -> tuple[dict[CanonicalEtype, PartEdges], dict[str, np.ndarray]]:
-    """The in-edges of own nodes, and how often each node is one's source."""
+) -> dict[CanonicalEtype, PartEdges]:
+    """The in-edges of own nodes."""
     of_file, node_ids, edge_ids = _FileEdges(graph), graph.ndata[dgl.NID], graph.edata[dgl.EID]
     degrees, order, first = _group_by_node(graph, of_file, number, nodes, list(edges))
-    out_degrees = {ntype: np.zeros(int(ids.bounds[-1]), np.int64) for ntype, ids in nodes.items()}
     in_edges, begin = {}, 0
     for etype, ids in edges.items():
         count = int(degrees[etype].sum())
@@ -265,18 +278,14 @@ def _read_edges(
             )
         )
         begin += count
-        reads, in_order = out_degrees[etype[0]], True
-        lowest, highest = len(reads), -1
-        for places in _runs(count, max(_CHUNK, len(reads))):
-            chunk = sources[places]
-            lowest, highest = min(lowest, int(chunk.min())), max(highest, int(chunk.max()))
-            if lowest < 0 or highest >= len(reads):
-                raise _unlike(f"an edge of type {etype} has no node as its source")
-            reads += np.bincount(chunk, minlength=len(reads))
-            in_order &= np.array_equal(eids[places], places + ids.bounds[number])
-        sources = replace(sources, extremes=(lowest, highest))
-        in_edges[etype] = PartEdges(degrees[etype], sources, eids, in_order)
-    return in_edges, out_degrees
+        in_edges[etype] = PartEdges(
+            degrees[etype],
+            sources,
+            eids,
+            int(nodes[etype[0]].bounds[-1]),
+            int(ids.bounds[number]),
+        )
+    return in_edges
 
 
 def _group_by_node(

@@ -6,7 +6,7 @@ of others' nodes, the replicas, it asks their owners for while the store is fill
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from dgl_mgpu.store.content import Content, StoreSchema
 from dgl_mgpu.store.graph_structure import node_table, topology_table
 from dgl_mgpu.store.memory import FeatureSource, TopologySource
 from dgl_mgpu.store.memory.format import Source
-from dgl_mgpu.store.part_files import ACTION, Part, Rows
+from dgl_mgpu.store.part_files import ACTION, EdgeSummary, Part, Rows
 from dgl_mgpu.utils.types import CanonicalEtype
 
 #: Nodes whose neighbours are counted at a time.
@@ -40,11 +40,17 @@ class PartExchange:
         self._tables: dict[str, tuple[Rows, np.ndarray]] = {}
         self._has_failed = False
 
-    def rows(self, table: str, own: Rows, firsts: np.ndarray) -> PartRows:
+    def rows(
+        self, table: str, own: Rows, firsts: np.ndarray, extremes: tuple[int, int] = (0, 0)
+    ) -> PartRows:
         """All rows of a table, of which ``own`` are here; machine ``m`` has those from
-        ``firsts[m]`` up to ``firsts[m + 1]``."""
+        ``firsts[m]`` up to ``firsts[m + 1]``.
+
+        ``extremes`` are the least and greatest of the own rows, where they are asked for.
+        """
         self._tables[table] = own, firsts
-        return PartRows(self, table, own, firsts, self._machines.rank)
+        first, stop = firsts[self._machines.rank :][:2].tolist()
+        return PartRows(self, table, own, first, stop, int(firsts[-1]), *extremes)
 
     def fetch(self, table: str, ids: np.ndarray) -> np.ndarray:
         """Rows that others have; the machines take part in a round each time."""
@@ -112,36 +118,50 @@ class PartExchange:
         return int(np.prod(own.shape[1:], dtype=np.int64)) * own.dtype.itemsize
 
 
+@dataclass(frozen=True)
 class PartRows:
     """A table's rows by ids of the whole graph, those of other machines by an exchange."""
 
-    def __init__(
-        self, exchange: PartExchange, table: str, own: Any, firsts: np.ndarray, machine: int
-    ) -> None:
-        self._exchange, self._table, self._own = exchange, table, own
-        self._first, self._stop = int(firsts[machine]), int(firsts[machine + 1])
-        self.shape, self.dtype = (int(firsts[-1]), *own.shape[1:]), own.dtype
-        self.ndim = len(self.shape)
+    exchange: PartExchange
+    table: str
+    own: Rows
+    first: int  # of the own rows
+    stop: int
+    num_rows: int  # of all machines
+    lowest: int
+    highest: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.num_rows, *self.own.shape[1:]
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.own.dtype
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
 
     def __len__(self) -> int:
-        return self.shape[0]
+        return self.num_rows
 
     def __getitem__(self, ids: np.ndarray) -> np.ndarray:
-        is_own = (ids >= self._first) & (ids < self._stop)
+        is_own = (ids >= self.first) & (ids < self.stop)
         if is_own.all():
-            return self._own[ids - self._first]
+            return self.own[ids - self.first]
         rows = np.empty((len(ids), *self.shape[1:]), self.dtype)
-        rows[is_own] = self._own[ids[is_own] - self._first]
-        rows[~is_own] = self._exchange.fetch(self._table, ids[~is_own])
+        rows[is_own] = self.own[ids[is_own] - self.first]
+        rows[~is_own] = self.exchange.fetch(self.table, ids[~is_own])
         return rows
 
-    def min(self) -> Any:
+    def min(self) -> int:
         """Of the own rows."""
-        return self._own.min()
+        return self.lowest
 
-    def max(self) -> Any:
+    def max(self) -> int:
         """Of the own rows."""
-        return self._own.max()
+        return self.highest
 
 
 def facts_of(part: Part) -> dict[str, str]:
@@ -160,27 +180,34 @@ def facts_of(part: Part) -> dict[str, str]:
 def content_of(part: Part, machines: Communicator) -> Content:
     """A graph as tables, of which this machine has a part; collective of machines' first ranks."""
     exchange = PartExchange(machines)
+    num_nodes = {ntype: int(ids.bounds[-1]) for ntype, ids in part.nodes.items()}
+    out_degrees = {ntype: np.zeros(count, np.int64) for ntype, count in num_nodes.items()}
     tables: dict[str, Source] = {}
-    for etype in part.in_edges:
-        tables[topology_table(etype)] = _topology(part, etype, exchange, machines)
+    for etype, own in part.in_edges.items():
+        summary = machines.run_all(ACTION, own.summary)
+        out_degrees[etype[0]] += _sum(summary.out_degrees, machines)
+        tables[topology_table(etype)] = _topology(part, etype, summary, exchange, machines)
     for ntype, features in part.features.items():
         for name, rows in features.items():
             table = node_table(ntype, name)
             bounds = part.nodes[ntype].bounds
             tables[table] = FeatureSource(exchange.rows(table, rows, bounds), ntype)
-    num_nodes = {ntype: int(ids.bounds[-1]) for ntype, ids in part.nodes.items()}
     return Content(
         StoreSchema(num_nodes, list(part.edges)),
         tables,
         torch.empty(0, dtype=torch.int64),
         bounds={ntype: ids.bounds.tolist() for ntype, ids in part.nodes.items()},
-        degrees={ntype: _sum(own, machines) for ntype, own in part.out_degrees.items()},
+        degrees=out_degrees,
         exchange=exchange,
     )
 
 
 def _topology(
-    part: Part, etype: CanonicalEtype, exchange: PartExchange, machines: Communicator
+    part: Part,
+    etype: CanonicalEtype,
+    summary: EdgeSummary,
+    exchange: PartExchange,
+    machines: Communicator,
 ) -> TopologySource:
     own, bounds = part.in_edges[etype], part.nodes[etype[2]].bounds
     (degrees,) = machines.all_gather_cat(ACTION, [torch.from_numpy(own.degrees)])
@@ -198,12 +225,15 @@ def _topology(
 
     machines.run_all(ACTION, check)
     table, firsts = topology_table(etype), indptr[bounds]
-    stored_eids = not all(machines.all_gather(own.in_order))
+    sources = exchange.rows(table, own.sources, firsts, (summary.lowest, summary.highest))
+    eids = None
+    if not all(machines.all_gather(summary.in_order)):
+        eids = exchange.rows(f"ids of {table}", own.eids, firsts)
     return TopologySource(
         indptr,
-        exchange.rows(table, own.sources, firsts),  # type: ignore[arg-type]
-        exchange.rows(f"ids of {table}", own.eids, firsts) if stored_eids else None,  # type: ignore[arg-type]
-        int(part.nodes[etype[0]].bounds[-1]),
+        sources,  # type: ignore[arg-type]
+        eids,  # type: ignore[arg-type]
+        own.num_sources,
         torch.int64,
         etype[2],
     )

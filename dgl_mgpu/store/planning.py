@@ -65,6 +65,10 @@ def make_blueprint(
     ]
     disk_path = None if options.disk_path is None else Path(options.disk_path)
     plan = plan_tables(specs, topology, options, rows, on_gpus=on_gpus, shared=shared)
+    for position, order in orders.items() if kept is not None else ():
+        of_order = (name for name, source in stored.items() if source.position == position)
+        if all(len(plan.tables[name].tiers) == 1 for name in of_order):
+            order.sort()  # equally fast to read, and files are read from beginning to end
     return Blueprint(stored, orders, plan, disk_path, _staging_bytes(options, rows))
 
 

@@ -20,9 +20,12 @@ from dgl_mgpu.ops.view import PAIRED, GraphView, RowView
 from dgl_mgpu.placement import Tier
 from dgl_mgpu.store.memory.device import DeviceSegment
 from dgl_mgpu.store.memory.segment import Segment
+from dgl_mgpu.utils.unused_memory import trim_heap
 
 # Bytes copied at a time; building a store needs a few times this much memory beside the data.
 _CHUNK_BYTES = 8 << 20
+# Edges copied at a time: each takes a few numbers of 8 bytes meanwhile.
+_CHUNK_EDGES = 1 << 18
 # Start of each array in a segment: a GPU's memory transactions are 128 bytes.
 _ALIGNMENT = 128
 
@@ -331,6 +334,7 @@ class RowWriter:
         row_bytes = self.source.row_bytes
         for begin, run in _chunks(positions, max(1, _CHUNK_BYTES // max(row_bytes, 1))):
             target.write(begin * row_bytes, self.source.bytes_of(_row_ids(self.order, run)))
+            trim_heap()  # what is kept of each chunk adds up
 
 
 @dataclass(frozen=True)
@@ -378,6 +382,7 @@ class CSCWriter:
                     eids = np.ascontiguousarray(eids, format.id_dtype)
                     target.write(eids_at + written * width, eids)
                 written += len(places)
+                trim_heap()
         target.write(len(positions) * format.bound_bytes, np.array([written], np.int64))
 
 
@@ -386,18 +391,17 @@ def _edge_chunks(first: np.ndarray, counts: np.ndarray) -> Iterator[tuple[np.nda
 
     A chunk has as many rows as fit; a row with more edges than fit is split.
     """
-    chunk_edges = _CHUNK_BYTES // 8
     ends = np.cumsum(counts)
     row = 0
     while row < len(ends):
         before = int(ends[row] - counts[row])
-        stop = int(np.searchsorted(ends, before + chunk_edges, side="right"))
+        stop = int(np.searchsorted(ends, before + _CHUNK_EDGES, side="right"))
         if stop > row:
             yield first[row:stop], counts[row:stop]
         else:
             stop = row + 1
-            for part in range(0, int(counts[row]), chunk_edges):
-                yield first[row:stop] + part, np.minimum(counts[row:stop] - part, chunk_edges)
+            for part in range(0, int(counts[row]), _CHUNK_EDGES):
+                yield first[row:stop] + part, np.minimum(counts[row:stop] - part, _CHUNK_EDGES)
         row = stop
 
 

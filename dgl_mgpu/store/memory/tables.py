@@ -323,10 +323,6 @@ class _Filler:
             for name, source in blueprint.sources.items()
         }
         self._orders = {name: blueprint.orders[name] for name in set(order_of.values()) if name}
-        for order in self._orders:
-            if all(len(plans[name].tiers) == 1 for name, of in order_of.items() if of == order):
-                # By id, so that files are read from their beginning to their end.
-                self._orders[order] = np.sort(self._orders[order])
         #: Rows of each order's tables, wherever they are.
         self._num_rows = {
             order: blueprint.sources[name].num_rows for name, order in order_of.items() if order
