@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from dgl_mgpu.data.csc import edge_chunks, edge_places
 from dgl_mgpu.errors import IdOutOfRangeError, InvalidInputError
 from dgl_mgpu.ops.view import PAIRED, GraphView, RowView
 from dgl_mgpu.placement import Tier
@@ -199,12 +200,6 @@ class TopologySource:
         """In-degrees of ``rows``, int64."""
         return self.indptr[rows + 1] - self.indptr[rows]
 
-    def edge_positions(self, first: np.ndarray, counts: np.ndarray) -> np.ndarray:
-        """Places in ``indices`` of ``counts[i]`` edges from ``first[i]`` on, row by row, int64."""
-        ends = np.cumsum(counts)
-        within = np.arange(int(counts.sum())) - np.repeat(ends - counts, counts)
-        return np.repeat(first, counts) + within
-
 
 def local_rows(tier: Tier, part: int) -> range:
     """Positions that fall to ``part`` of a tier, dealt out modulo."""
@@ -373,8 +368,8 @@ class CSCWriter:
             if self.edge_ids is EdgeIds.FIRST:
                 bounds = np.stack([bounds, source.indptr[ids]], axis=1)
             target.write(begin * format.bound_bytes, bounds)
-            for first, counts in _edge_chunks(source.indptr[ids], degrees):
-                places = source.edge_positions(first, counts)
+            for _, first, counts in edge_chunks(source.indptr[ids], degrees, _CHUNK_EDGES):
+                places = edge_places(first, counts)
                 indices = np.ascontiguousarray(source.indices[places], format.id_dtype)
                 target.write(indices_at + written * width, indices)
                 if self.edge_ids is EdgeIds.STORED:
@@ -384,25 +379,6 @@ class CSCWriter:
                 written += len(places)
                 trim_heap()
         target.write(len(positions) * format.bound_bytes, np.array([written], np.int64))
-
-
-def _edge_chunks(first: np.ndarray, counts: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Rows of edges in chunks, as the first edge of each row and the number of its edges.
-
-    A chunk has as many rows as fit; a row with more edges than fit is split.
-    """
-    ends = np.cumsum(counts)
-    row = 0
-    while row < len(ends):
-        before = int(ends[row] - counts[row])
-        stop = int(np.searchsorted(ends, before + _CHUNK_EDGES, side="right"))
-        if stop > row:
-            yield first[row:stop], counts[row:stop]
-        else:
-            stop = row + 1
-            for part in range(0, int(counts[row]), _CHUNK_EDGES):
-                yield first[row:stop] + part, np.minimum(counts[row:stop] - part, _CHUNK_EDGES)
-        row = stop
 
 
 def aligned(nbytes: int) -> int:
