@@ -18,9 +18,6 @@ from dgl_mgpu.data.csc import CSC, from_edges
 from dgl_mgpu.data.hetero import relation
 from dgl_mgpu.errors import ConfigError, InvalidInputError, OutputError
 from dgl_mgpu.store import part_writer
-from tests.ranks import RankProcesses
-from tests.store.test_partitioned import _as_one_machine
-from tests.store.test_span import _on_machines
 
 NODES, EDGES = 300, 2_500
 
@@ -182,15 +179,6 @@ def test_nodes_go_to_the_parts_that_are_given(tmp_path: Path) -> None:
     _assert_is(g, dataset)
     assert counts == {"item": [100, 0, 0, 100], "tag": [2, 0, 0, 2], "user": [60, 0, 0, 60]}
     assert (g.nodes["item"].data["id"][:100] % 2 == 0).all()
-
-
-def test_machines_share_what_was_written(ranks: RankProcesses, tmp_path: Path) -> None:
-    for make in _homogeneous, _of_types:
-        path = dgl_mgpu.write_partition(make(), tmp_path, 3)
-        g, _ = _read_by_dgl(path, 3)
-        for etype in g.canonical_etypes:
-            g.edges[etype].data.pop("number", None)
-        ranks.run(_on_machines, "abc", _as_one_machine, str(path), g, 0.2)
 
 
 def test_what_cannot_be_cut_is_told(tmp_path: Path) -> None:

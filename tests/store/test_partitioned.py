@@ -13,11 +13,12 @@ import torch
 import torch.distributed as dist
 from dgl.dataloading import NeighborSampler
 
-from dgl_mgpu import GlobalStore
+from dgl_mgpu import GlobalStore, write_partition
 from dgl_mgpu.errors import InvalidInputError, RankFailedError, UnsupportedByStoreError
 from dgl_mgpu.graph.host.files import map_tensors
 from dgl_mgpu.store.partitioned import PartRows
 from tests.ranks import RankProcesses
+from tests.store.test_part_writer import _homogeneous, _of_types, _read_by_dgl
 from tests.store.test_span import (
     NODES,
     _assert_same_batches,
@@ -95,6 +96,15 @@ def test_parts_of_several_types_are_the_graph(ranks: RankProcesses, tmp_path: Pa
     for number, options in enumerate([{}, {"graph_formats": ["csc"]}, {"graph_formats": ["csr"]}]):
         path, g = _partition(of_two_types(), tmp_path / str(number), 3, **options)
         ranks.run(_on_machines, "abc", _as_one_machine, path, g, 0.3)
+
+
+def test_machines_share_what_was_written(ranks: RankProcesses, tmp_path: Path) -> None:
+    for make in _homogeneous, _of_types:
+        path = write_partition(make(), tmp_path, 3)
+        g, _ = _read_by_dgl(path, 3)
+        for etype in g.canonical_etypes:
+            g.edges[etype].data.pop("number", None)
+        ranks.run(_on_machines, "abc", _as_one_machine, str(path), g, 0.2)
 
 
 def _reads_its_own_part(path: str, folder: str) -> None:
