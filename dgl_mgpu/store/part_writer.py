@@ -110,13 +110,14 @@ def write_partition(
     folder = Path(folder)
     with typed_output(f"{_ACTION} into {folder}", "choose another folder, with free space"):
         folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{dataset.name}.json"
+        path.unlink(missing_ok=True)  # of other parts, which are written over
         with tempfile.TemporaryDirectory(prefix=".partial-", dir=folder) as scratch:
             allocate = in_folder(Path(scratch))
             data = data.with_split(dataset, allocate, limit // _BYTES_EACH)
             writer = _Writer(data, num_parts, assign, allocate, limit)
             for part in range(num_parts):
                 writer.write(part, folder / f"part{part}")
-        path = folder / f"{dataset.name}.json"
         method = by if isinstance(by, str) else "given"
         with atomic_write(path) as file:
             file.write(json.dumps(writer.metadata(dataset.name, method), indent=4).encode())
@@ -185,7 +186,7 @@ def _assignment(
     seed: int,
     limit: int,
 ) -> _Assign:
-    """By what nodes are dealt out; what it returns is called for nodes in ascending order."""
+    """Which part nodes are dealt out to; it is called for nodes in ascending order."""
     if isinstance(by, str) and by not in PARTITIONS:
         raise InvalidInputError(
             _ACTION, f"by is '{by}'", f"{nearest(by, PARTITIONS)} or pass the part of each node"
@@ -213,7 +214,7 @@ def _assignment(
     given = dict(by) if isinstance(by, Mapping) else {next(iter(data.num_nodes)): by}
     for ntype, count in data.num_nodes.items():
         parts = given.get(ntype)
-        if parts is None or parts.ndim != 1 or len(parts) != count:
+        if parts is None or getattr(parts, "ndim", 0) != 1 or len(parts) != count:
             raise InvalidInputError(
                 _ACTION,
                 f"by has no part for each of the {count:,} nodes of type '{ntype}'",
@@ -315,7 +316,6 @@ class _Writer:
     def metadata(self, name: str, method: str) -> dict[str, Any]:
         """What DGL has to know of all parts."""
         etypes = [":".join(etype) for etype in self._data.edges]
-        parts = range(self._num_parts)
         return {
             "graph_name": name,
             "num_nodes": int(self._nodes[-1]),
@@ -333,7 +333,7 @@ class _Writer:
                     "edge_feats": f"part{part}/edge_feat.dgl",
                     "part_graph": f"part{part}/graph.dgl",
                 }
-                for part in parts
+                for part in range(self._num_parts)
             },
         }
 
