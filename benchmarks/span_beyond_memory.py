@@ -33,7 +33,7 @@ import dgl  # isort: skip
 
 from benchmarks.machine import keep
 from benchmarks.span_loading import AIM, peak_of
-from benchmarks.two_machines import Machine, _free_port, two_machines
+from benchmarks.two_machines import Machine, free_port, two_machines
 from dgl_mgpu.config.store_options import parse_bytes
 
 _CLASSES, _HIDDEN = 16, 64
@@ -126,8 +126,7 @@ class Bench:
             "graph_bytes": whole["store_bytes"],
             "limit_bytes": self._limit,
             "cut": cut,
-            "two_machines": parts,
-            "one_large_machine": whole,
+            "trainings": [{"machines": 2, **parts}, {"machines": 1, **whole}],
             "one_machine_with_the_limit_ended_with": alone,
             "accuracies_differ_by": apart,
             "reached": apart <= TOLERANCE and parts["times_share"] <= AIM,
@@ -138,7 +137,7 @@ class Bench:
             raise RuntimeError(f"to {what} ended with {statuses}")
 
     def _ranks(self, way: str, machines: Sequence[Machine], groups: Sequence[Any]) -> list[Any]:
-        port = _free_port()
+        port = free_port()
         return [
             start(
                 [way, *self._words],
@@ -205,8 +204,8 @@ def train(options: argparse.Namespace) -> dict[str, Any]:
     store, peak = peak_of(build)
     nbytes = sum(store.plan.gpu_bytes) + store.plan.host_bytes
     dataset = dataset_of(options)
-    seeds = torch.from_numpy(dataset.train[: size * options.steps * options.batch]).long()
-    held_out = torch.from_numpy(dataset.test[: size * options.batch * 8]).long()
+    seeds = torch.tensor(dataset.train[: size * options.steps * options.batch])
+    held_out = torch.tensor(dataset.test[: size * options.batch * 8])
     torch.manual_seed(0)
     model = nn.parallel.DistributedDataParallel(Sage(options.width))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
@@ -249,8 +248,8 @@ def train(options: argparse.Namespace) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("way", nargs="?", choices=["cut", "parts", "whole"], help=argparse.SUPPRESS)
-    parser.add_argument("--nodes", type=int, default=12_000_000)
-    parser.add_argument("--edges", type=int, default=180_000_000)
+    parser.add_argument("--nodes", type=int, default=13_500_000)
+    parser.add_argument("--edges", type=int, default=202_500_000)
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--limit", default="6GiB", help="memory of a machine")
     parser.add_argument("--memory", default="512MiB", help="of which the graph is cut within")
