@@ -201,6 +201,7 @@ def read_part(path: Path, number: int, num_machines: int) -> Part:
             _canonical(name): TypeIds.of(metadata["edge_map"][name])
             for name in _types(metadata, "e")
         }
+        files = metadata[f"part-{number}"] if number < num_parts else {}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InvalidInputError(
             ACTION,
@@ -213,21 +214,20 @@ def read_part(path: Path, number: int, num_machines: int) -> Part:
             f"the graph has {num_parts} parts for {num_machines} machines",
             f"start {num_parts} machines, or partition it into {num_machines} parts",
         )
-    files = {name: str(path.parent / file) for name, file in metadata[f"part-{number}"].items()}
-    features: dict[str, dict[str, np.ndarray]] = {ntype: {} for ntype in nodes}
-    for name, rows in map_tensors(files["node_feats"]).items():
-        ntype, _, feature = name.rpartition("/")
-        features[ntype or next(iter(nodes))][feature] = rows
     own = {ntype: int(ids.bounds[number + 1] - ids.bounds[number]) for ntype, ids in nodes.items()}
+    features: dict[str, dict[str, np.ndarray]] = {ntype: {} for ntype in nodes}
+    try:
+        for name, rows in map_tensors(str(path.parent / files["node_feats"])).items():
+            ntype, _, feature = name.rpartition("/")
+            features[ntype or next(iter(nodes))][feature] = rows
+        graph = map_graph(str(path.parent / files["part_graph"]))
+        in_edges = _read_edges(graph, number, nodes, edges)
+    except (IndexError, KeyError) as error:
+        raise _unlike(f"part {number} lacks something ({error!r})") from error
     for ntype, of_type in features.items():
         for feature, rows in of_type.items():
             if len(rows) != own[ntype]:
                 raise _unlike(f"'{feature}' has {len(rows):,} rows for {own[ntype]:,} nodes")
-    try:
-        graph = map_graph(files["part_graph"])
-        in_edges = _read_edges(graph, number, nodes, edges)
-    except IndexError as error:
-        raise _unlike(f"a node or edge of {files['part_graph']} is not there ({error})") from error
     return Part(number, nodes, edges, in_edges, features)
 
 

@@ -18,6 +18,7 @@ from dgl_mgpu.data.csc import CSC, from_edges
 from dgl_mgpu.data.hetero import relation
 from dgl_mgpu.errors import ConfigError, InvalidInputError, OutputError
 from dgl_mgpu.store import part_writer
+from dgl_mgpu.store.part_files import read_part
 
 NODES, EDGES = 300, 2_500
 
@@ -209,3 +210,26 @@ def test_metis_is_told_what_it_takes(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     monkeypatch.setattr(part_writer, "_METIS_BYTES_EDGE", 1 << 20)
     with pytest.raises(InvalidInputError, match="all edges in memory"):
         dgl_mgpu.write_partition(_homogeneous(), tmp_path, 2, by="metis")
+
+
+def test_files_that_do_not_belong_together_are_told(tmp_path: Path) -> None:
+    path = dgl_mgpu.write_partition(_of_types(), tmp_path / "parts", 2)
+    other = dgl_mgpu.write_partition(_of_types(), tmp_path / "others", 2, seed=1)
+    metadata = path.read_text()
+    for old, new, message in (
+        ('"num_parts": 2', '"parts": 2', "cannot be read"),
+        ('"part-0"', '"part-00"', "cannot be read"),
+        ('"user:buys:item"', '"buys"', "cannot be read"),
+        ('"node_feats"', '"nodes"', "lacks something"),
+        ("part0/node_feat.dgl", "../others/part0/node_feat.dgl", "rows for"),
+        ("part0/graph.dgl", "part1/graph.dgl", "not all"),
+        ("part0/graph.dgl", "../others/part0/graph.dgl", "not all|not of the type"),
+    ):
+        assert old in metadata
+        path.write_text(metadata.replace(old, new))
+        with pytest.raises(InvalidInputError, match=message):
+            read_part(path, 0, 2)
+    path.write_text(metadata.replace("part0/graph.dgl", "part0/node_feat.dgl"))
+    with pytest.raises(dgl.DGLError, match="no file of graphs"):
+        read_part(path, 0, 2)
+    assert other.is_file()
