@@ -13,11 +13,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
+import multiprocessing as mp
 import os
 import re
 import tempfile
 import threading
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +94,12 @@ def partition_graph(folder: Path, num_parts: int) -> None:
         )
 
 
+def in_a_process(step: Callable[..., None], *args: Any) -> None:
+    """Run a step whose memory is none of this process's."""
+    with ProcessPoolExecutor(1, mp.get_context("spawn")) as pool:
+        pool.submit(step, *args).result()
+
+
 def mapped_graph(folder: Path) -> dgl_mgpu.Dataset:
     """The graph, none of it in memory."""
     arrays = {
@@ -156,10 +164,13 @@ def main() -> None:
     try:
         with tempfile.TemporaryDirectory(dir=options.folder) as made:
             folder = Path(everyone.broadcast_from_rank0("name a folder", lambda: made))
-            everyone.broadcast_from_rank0("write a graph", lambda: write_graph(folder, options))
+            everyone.broadcast_from_rank0(
+                "write a graph", lambda: in_a_process(write_graph, folder, options)
+            )
             if options.partition:
                 everyone.broadcast_from_rank0(
-                    "partition the graph", lambda: partition_graph(folder, everyone.size)
+                    "partition the graph",
+                    lambda: in_a_process(partition_graph, folder, everyone.size),
                 )
             figures = everyone.all_gather(measure(folder, options))
             everyone.all_gather(None)  # all have done with it

@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from dgl_mgpu.store.embedding.tables import EmbeddingSpec
     from dgl_mgpu.store.global_store import GlobalStore
     from dgl_mgpu.store.graph import StoreGraph
+    from dgl_mgpu.store.part_writer import write_partition
     from dgl_mgpu.train.capture import CapturedStep
     from dgl_mgpu.train.trained_run import TrainedRun, load_run
 
@@ -68,6 +69,7 @@ _HOME = {
     "StoreEmbedding": "store.embedding.layer",
     "StoreGraph": "store.graph",
     "GlobalStore": "store.global_store",
+    "write_partition": "store.part_writer",
     "Dataset": "data",
     "load": "data",
     "PartitionedGraph": "distributed.graph",
@@ -120,6 +122,7 @@ __all__ = [
     "random_walk",
     "sample_neighbors",
     "solve",
+    "write_partition",
 ]
 
 

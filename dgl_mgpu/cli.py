@@ -1,4 +1,4 @@
-"""The command ``dgl-mgpu``: train, predict, plan, topology, doctor, install-dgl."""
+"""The command ``dgl-mgpu``: train, predict, plan, partition, topology, doctor, install-dgl."""
 
 from __future__ import annotations
 
@@ -16,7 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from dgl_mgpu.errors import ConfigError, DGLMGPUError, LimitError, OutputError, nearest
-from dgl_mgpu.train.compose import check_overrides, compose, hydra_arguments, typed_hydra_errors
+from dgl_mgpu.train.compose import (
+    check_overrides,
+    compose,
+    compose_data,
+    hydra_arguments,
+    typed_hydra_errors,
+)
 from dgl_mgpu.utils.atomic_write import typed_output
 from dgl_mgpu.utils.interrupts import STATUS, Interrupts, Stopped
 from dgl_mgpu.utils.resources import resource_folder
@@ -35,6 +41,8 @@ dgl-mgpu COMMAND [key=value ...]
              or for several:     dgl-mgpu plan data=generated-twitter topology=8x-hgx-h200
              Several values of a key compare plans (store.policy=auto,host); --plot draws what each
              GPU holds and how busy its links are, into placement.png or --plot=FILE (.svg, .pdf)
+  partition  cut a data set into parts, one for each of several machines, without holding it in
+             memory:  dgl-mgpu partition data=ogbn-products parts=2 out=parts
   topology   what this machine is (topology measure: with timed copies between its GPUs), or
              one known by name:   dgl-mgpu topology dgx1
   doctor     what works here, and how to fix what fails (doctor --coverage: which of DGL's
@@ -96,6 +104,25 @@ examples:
   dgl-mgpu plan data=ogbn-products topology=quad-v100 store.policy=auto,host --plot
   dgl-mgpu plan data=ogbn-mag model=rgcn topology=8x-hgx-h200 store.span=machine,job
 """,
+    "partition": """\
+dgl-mgpu partition [data=NAME] parts=N out=FOLDER [by=WAY] [memory=1GiB] [seed=0]
+
+  Cut a data set into parts in DGL's format, one for each of several machines, which share them as
+  one store (GlobalStore.from_partition). It is read and written a piece at a time.
+
+  data=NAME       the data set, and data.root, data.options.KEY, as for dgl-mgpu train
+  parts=N         how many parts
+  out=FOLDER      where they go; NAME.json there names them
+  by=random       which part a node is in; order: as they come; metis: few edges between parts,
+                  for which all edges are in memory; FILE.npy: the part of each node
+  memory=1GiB     what it may take
+  seed=0          for by=random
+
+examples:
+  dgl-mgpu partition data=ogbn-products parts=2 out=parts
+  dgl-mgpu partition data=generated-twitter parts=4 out=parts by=order memory=4GiB
+  dgl-mgpu partition data=ogbn-mag parts=2 out=parts seed=1
+""",
     "topology": """\
 dgl-mgpu topology [NAME | measure]
 
@@ -145,6 +172,7 @@ def main(arguments: list[str] | None = None) -> int:
         "train": _train,
         "predict": _predict,
         "plan": _plan,
+        "partition": _partition,
         "topology": _topology,
         "doctor": _doctor,
         "install-dgl": _install_dgl,
@@ -398,6 +426,62 @@ def _plan(arguments: list[str]) -> int:
             plot_placements(plans, picture, titles)
         console.print(f"picture: {picture}", highlight=False, soft_wrap=True)
     return 0
+
+
+def _partition(arguments: list[str]) -> int:
+    import numpy as np
+
+    from dgl_mgpu.data import HETEROGENEOUS, load, load_hetero
+    from dgl_mgpu.store.part_writer import write_partition
+
+    words, options = parse_partition(arguments)
+    data = compose_data(words)
+    by: Any = options["by"]
+    if by.endswith(".npy"):
+        try:
+            by = np.load(by, mmap_mode="r")
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                f"partition by {by}", str(error), "name a .npy file with the part of each node"
+            ) from error
+    loader = load_hetero if data.name in HETEROGENEOUS else load
+    path = write_partition(
+        loader(data.name, data.root, **data.options),
+        options["out"],
+        int(options["parts"]),
+        by=by,
+        seed=int(options["seed"]),
+        memory=options["memory"],
+    )
+    print(f"{options['parts']} parts: {path}")
+    return 0
+
+
+def parse_partition(arguments: list[str]) -> tuple[list[str], dict[str, str]]:
+    """The words that name the data, and the options of a partition with their values."""
+    options = {"out": "", "parts": "", "by": "random", "memory": "1GiB", "seed": "0"}
+    words = []
+    for word in arguments:
+        key, is_pair, value = word.partition("=")
+        if is_pair and key in options:
+            options[key] = value
+        elif is_pair and key.partition(".")[0] == "data":
+            words.append(word)
+        else:
+            raise ConfigError(
+                f"partition with {word}",
+                "there is no such option",
+                nearest(key, ["data", *options]),
+            )
+    for key in "out", "parts":
+        if not options[key]:
+            raise ConfigError("partition a data set", f"there is no {key}=", f"add {key}=…")
+    for key in "parts", "seed":
+        if not options[key].isdecimal():
+            raise ConfigError(
+                f"partition with {key}={options[key]}", "it is not a whole number", "use 1, 2, …"
+            )
+    return words, options
 
 
 def picture_file(arguments: list[str]) -> Path | None:

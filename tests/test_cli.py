@@ -1,17 +1,19 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import signal
 import tomllib
 from dataclasses import asdict
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 
 import dgl_mgpu
-from dgl_mgpu.cli import help_of, main
+from dgl_mgpu.cli import help_of, main, parse_partition
 from dgl_mgpu.errors import ConfigError
 from dgl_mgpu.report import EpochReport, MetricsLog, StageSeconds
 from dgl_mgpu.train.compose import compose
@@ -107,6 +109,10 @@ from tests.docs.pages import ROOT
         (["train", "sampler.fanouts=10,10"], "write sampler.fanouts=[10,10]"),
         (["train", "sampler.eval_fanouts=5,5"], "write sampler.eval_fanouts=[5,5]"),
         (["topology", "dgx2"], "dgx"),
+        (["partition", "parts=2"], "add out="),
+        (["partition", "parts=two", "out=parts"], "not a whole number"),
+        (["partition", "parts=2", "out=parts", "part=3"], "did you mean 'parts'"),
+        (["partition", "parts=2", "out=parts", "by=nothing.npy"], "nothing.npy"),
         (["install-dgl", "--force"], "it takes nothing, or one file"),
         (["install-dgl", "a.whl", "b.whl"], "it takes nothing, or one file"),
     ],
@@ -120,7 +126,7 @@ def test_mistakes_are_told_in_one_line(arguments, message, capsys, tmp_path):
     assert len(error.splitlines()) == 1
 
 
-COMMANDS = ("train", "predict", "plan", "topology", "doctor", "install-dgl")
+COMMANDS = ("train", "predict", "plan", "partition", "topology", "doctor", "install-dgl")
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -137,6 +143,8 @@ def test_every_command_tells_what_there_is(capsys, command):
             assert len(files) == 1 or all(re.search(rf"\b{each}\b", shown) for each in files)
         for key in leaves(asdict(compose([]))):
             assert f" {key}=" in shown
+    elif command == "partition":
+        assert all(f"{each}=" in shown for each in parse_partition(["out=a", "parts=1"])[1])
     elif command == "predict":
         assert all(each in shown for each in ("out=", "device=", "ranks="))
 
@@ -518,3 +526,16 @@ def test_options_of_ones_own_groups_are_known(monkeypatch, capsys, tmp_path):
     (tmp_path / "conf" / "model" / "tiny.yaml").write_text("{name: gcn, hidden: 4}")
     assert main(["train", "--config-dir", "conf", "model=tinny"]) == 1
     assert "did you mean 'tiny'" in capsys.readouterr().err
+
+
+def test_a_data_set_is_cut_into_parts(capsys, tmp_path):
+    words = [f"data.root={tmp_path}", "data.options.num_nodes=500", "data.options.num_edges=4000"]
+    parts = np.arange(500) % 2
+    np.save(tmp_path / "by.npy", parts)
+    out = tmp_path / "parts"
+    assert main(["partition", *words, "parts=2", f"out={out}", f"by={tmp_path / 'by.npy'}"]) == 0
+    (path,) = out.glob("*.json")
+    assert str(path) in capsys.readouterr().out
+    metadata = json.loads(path.read_text())
+    assert metadata["num_parts"] == 2
+    assert metadata["node_map"] == {"_N": [[0, 250], [250, 500]]}

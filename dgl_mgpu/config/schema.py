@@ -431,6 +431,17 @@ def _is_fanout(given: Any) -> bool:
 
 def to_config(raw: Any) -> Config:
     """Merge a composed configuration into its schema and check its values. Raises ConfigError."""
+    config = _of_schema(raw)
+    config.check()
+    return config
+
+
+def to_data_config(raw: Any) -> DataConfig:
+    """The data set of a composed configuration, whatever takes it. Raises ConfigError."""
+    return _of_schema(raw).data
+
+
+def _of_schema(raw: Any) -> Config:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
@@ -448,7 +459,6 @@ def to_config(raw: Any) -> Config:
         raise ConfigError(
             f"set {key}" if key else "read the configuration", message, fix
         ) from error
-    config.check()
     return config
 
 

@@ -7,7 +7,7 @@ edge list (a stable counting sort), so it is the same in every run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -200,6 +200,35 @@ def from_edges(src: np.ndarray, dst: np.ndarray, num_nodes: int, *, with_eids: b
     """
     src, dst = np.asarray(src), np.asarray(dst)
     return csc_from_chunks(lambda: [(src, dst)], num_nodes, with_eids=with_eids)
+
+
+def edge_places(first: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Return the places of ``counts[i]`` edges from ``first[i]`` on, row by row, int64."""
+    ends = np.cumsum(counts)
+    within = np.arange(int(counts.sum())) - np.repeat(ends - counts, counts)
+    return np.repeat(first, counts) + within
+
+
+def edge_chunks(
+    first: np.ndarray, counts: np.ndarray, most: int
+) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
+    """Yield rows in runs of at most `most` edges: which rows, and of each its first edge and count.
+
+    ``first`` and ``counts`` are those of all rows; a row with more edges is split.
+    """
+    ends = np.cumsum(counts)
+    row = 0
+    while row < len(ends):
+        before = int(ends[row] - counts[row])
+        stop = int(np.searchsorted(ends, before + most, side="right"))
+        if stop > row:
+            yield slice(row, stop), first[row:stop], counts[row:stop]
+        else:
+            stop = row + 1
+            for part in range(0, int(counts[row]), most):
+                some = np.minimum(counts[row:stop] - part, most)
+                yield slice(row, stop), first[row:stop] + part, some
+        row = stop
 
 
 def add_self_loops(

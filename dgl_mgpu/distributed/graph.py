@@ -36,6 +36,7 @@ from dgl_mgpu.distributed.partition import (
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.graph.distributed import DistributedGraphIndex, allow_empty_views
 from dgl_mgpu.graph.index import GraphSchema
+from dgl_mgpu.graph.metis import metis_parts
 from dgl_mgpu.ops.check import check_integer
 from dgl_mgpu.utils.types import CanonicalEtype
 
@@ -557,7 +558,7 @@ def _deal(source: _Source, outline: _Outline, by: _Assigned, seed: int) -> dict[
     """Which rank gets which nodes."""
     num_ranks, num_nodes = source.ranks.size, outline.num_nodes
     if by == "metis" and num_ranks > 1:  # METIS itself ends the process for one part
-        by = source.ranks.broadcast_from_rank0(_ACTION, lambda: _metis(source.g, num_ranks))
+        by = source.ranks.broadcast_from_rank0(_ACTION, lambda: _by_metis(source.g, num_ranks))
         return {ntype: assigned(by[ntype], num_ranks) for ntype in num_nodes}
     if not isinstance(by, str):
         given = by if isinstance(by, dict) else dict.fromkeys(num_nodes, by)
@@ -586,23 +587,9 @@ def _deal(source: _Source, outline: _Outline, by: _Assigned, seed: int) -> dict[
     }
 
 
-def _metis(g: DGLGraph | None, num_ranks: int) -> dict[str, torch.Tensor]:
-    """The rank of every node, such that few edges join ranks."""
-    from dgl.partition import metis_partition_assignment
-
+def _by_metis(g: DGLGraph | None, num_ranks: int) -> dict[str, torch.Tensor]:
     assert g is not None  # the first rank has it
-    g = g.cpu().long()
-    whole = dgl.to_homogeneous(g) if len(g.ntypes) > 1 or len(g.etypes) > 1 else g
-    num_nodes = whole.num_nodes()
-    if num_nodes > num_ranks and whole.num_edges():
-        # Many parallel edges have METIS write where it must not.
-        simple = dgl.to_simple(whole, copy_ndata=False) if whole.is_multigraph else whole
-        ranks = metis_partition_assignment(simple, num_ranks, balance_edges=True).long()
-    else:  # METIS itself ends the process
-        ranks = torch.arange(num_nodes) * num_ranks // max(num_nodes, 1)
-    # to_homogeneous keeps types one after the other.
-    by_type = ranks.split([g.num_nodes(ntype) for ntype in g.ntypes])
-    return dict(zip(g.ntypes, by_type, strict=True))
+    return metis_parts(g, num_ranks)
 
 
 def _fill(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import dgl
 import numpy as np
@@ -17,6 +18,9 @@ from dgl_mgpu.store.graph_structure import Nodes, edge_table, ends_table, node_t
 from dgl_mgpu.store.memory import FeatureSource, TopologySource
 from dgl_mgpu.store.memory.format import Source
 from dgl_mgpu.utils.types import CanonicalEtype
+
+if TYPE_CHECKING:
+    from dgl_mgpu.store.partitioned import PartExchange
 
 # DGL's names in a homogeneous graph.
 _NTYPE = "_N"
@@ -47,9 +51,10 @@ class Content:
     seeds: Nodes
     embeddings: Specs = field(default_factory=dict)
     #: Of a graph in parts, by node type, the first node of each part, and how often each node is
-    #: another's neighbour.
+    #: another's neighbour; and who asks other machines for rows.
     bounds: dict[str, list[int]] | None = None
     degrees: dict[str, np.ndarray] | None = None
+    exchange: PartExchange | None = None
 
 
 def read_dataset(dataset: Dataset | HeteroDataset) -> Content:

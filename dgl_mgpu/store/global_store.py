@@ -43,7 +43,8 @@ from dgl_mgpu.store.hotness import degree_hotness, presample_hotness
 from dgl_mgpu.store.memory import Blueprint, Store, build
 from dgl_mgpu.store.memory.format import Source
 from dgl_mgpu.store.memory.machine import machine, prove_access, with_access
-from dgl_mgpu.store.partitioned import Partition, fetch_replicas
+from dgl_mgpu.store.part_files import read_part
+from dgl_mgpu.store.partitioned import PartExchange, content_of, facts_of
 from dgl_mgpu.store.planning import make_blueprint, reads_of
 from dgl_mgpu.store.remote import OtherMachines
 from dgl_mgpu.store.span import Bounds, Kept, plan_span
@@ -201,7 +202,7 @@ class GlobalStore:
         ----------
         path : str or Path
             The JSON file of the partition, on every machine; of the parts, the machine's own has
-            to be there.  The graph has one type of nodes and of edges.
+            to be there.  The graph may have several types of nodes and edges.
         seed, **options
             As for :meth:`from_dgl`.
 
@@ -214,7 +215,7 @@ class GlobalStore:
         InvalidInputError
             If the files cannot be read, or there are more or fewer parts than machines.
         UnsupportedByStoreError
-            If the graph has several types of nodes or edges, or ``hotness='presample'``.
+            If ``hotness='presample'``.
         """
         if options.setdefault("span", "job") == "auto":
             options["span"] = "job"  # no machine has a copy of all
@@ -229,12 +230,13 @@ class GlobalStore:
         def read() -> StoreInput | None:
             if ranks.rank:
                 return None
-            partition = Partition.read(Path(path), machines.rank, machines.size)
-            return StoreInput(partial(partition.content, machines), partition.facts, dict)
+            part = read_part(Path(path), machines.rank, machines.size)
+            return StoreInput(partial(content_of, part, machines), partial(facts_of, part), dict)
 
-        data = Communicator.of_all_machines().run_all("read a partition of DGL's", read)
-        give_memory_back()  # what DGL's graph of the part took
-        return cls._build(data, seed, False, None, options)
+        everyone = Communicator.of_all_machines()
+        return cls._build(
+            everyone.run_all("read a partition of DGL's", read), seed, False, None, options
+        )
 
     @classmethod
     def from_graphbolt(
@@ -326,9 +328,10 @@ class GlobalStore:
         if machines.size > 1:
             device = torch.device("cpu") if runtime is None else runtime.device
             network = measured_network(machines, ranks, device)
+        exchange: PartExchange | None = None
 
         def plan() -> tuple[StoreSchema, Bounds]:
-            nonlocal blueprint
+            nonlocal blueprint, exchange
             assert data is not None  # as require_agreement has checked
             whole = data.read()
 
@@ -364,18 +367,24 @@ class GlobalStore:
                 blueprint, bounds = plan_span(
                     machines, content.sources, reads, checked, facts, place, content.bounds
                 )
-                if content.bounds is not None:
-                    (of_nodes,) = content.bounds.values()
-                    fetch_replicas(blueprint, of_nodes, machines)
+                exchange = content.exchange
             else:
                 blueprint = place()
             blueprint = unfold_embeddings(blueprint, content.embeddings, seed)
             return content.schema, bounds
 
         schema, bounds = ranks.broadcast_from_rank0("plan the store", plan)
+        data = None  # of a part, what only planning needs
         give_memory_back()  # what planning took, before the store takes its own
-        store = build(blueprint, ranks, runtime)
         try:
+            store = build(blueprint, ranks, runtime)
+        except Exception as error:
+            if exchange is not None:
+                exchange.fail(error)
+            raise
+        try:
+            if bounds:
+                ranks.run_all("build the store", exchange.finish if exchange else lambda: None)
             calibrate(store, replace(checked, span="job" if bounds else "machine"), ranks)
         except BaseException:
             store.close()

@@ -77,6 +77,10 @@ def make_blueprint(
     if kept is not None:
         assert network is not None  # between machines that keep parts
         plan = with_other_machines(plan, kept, sources, network, len(options.fanouts))
+    for position, order in orders.items() if kept is not None else ():
+        of_order = (name for name, source in stored.items() if source.position == position)
+        if all(len(plan.tables[name].tiers) == 1 for name in of_order):
+            order.sort()  # equally fast to read, and files are read from beginning to end
     return Blueprint(stored, orders, plan, disk_path, _staging_bytes(options, rows))
 
 

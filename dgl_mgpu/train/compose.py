@@ -8,11 +8,14 @@ import itertools
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dgl_mgpu.errors import ConfigError, nearest
 from dgl_mgpu.utils.resources import resource_folder
 from dgl_mgpu.utils.torchrun import under_torchrun
+
+if TYPE_CHECKING:
+    from dgl_mgpu.config.schema import DataConfig
 
 #: Any key is valid below these.
 _OPEN = ("data.options.", "store.feature_dtypes.")
@@ -54,6 +57,13 @@ def compose(overrides: list[str]) -> Any:
 
     words = [word for word in check_overrides(overrides) if not word.startswith("-")]
     return to_config(_compose(words))
+
+
+def compose_data(overrides: list[str]) -> DataConfig:
+    """The data set of a command line, whatever takes it."""
+    from dgl_mgpu.config.schema import to_data_config
+
+    return to_data_config(_compose(check_overrides(overrides)))
 
 
 def check_overrides(arguments: list[str]) -> list[str]:

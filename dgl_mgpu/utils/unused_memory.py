@@ -5,10 +5,16 @@ from __future__ import annotations
 import ctypes
 import gc
 
+_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+
 
 def give_memory_back() -> None:
     """Have the system get it now, where the C library can (glibc)."""
     gc.collect()
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
+    trim_heap()
+
+
+def trim_heap() -> None:
+    """Have the system get what the C library keeps, without looking for Python's garbage."""
+    if _trim is not None:
+        _trim(0)

@@ -16,8 +16,9 @@ from benchmarks.runs import Bench, Config, Run, configured
 from dgl_mgpu.errors import ConfigError
 
 FOLDER = Path(runs.__file__).parent
-#: Programs that measure no claim of a paper: the ceilings, and faults (make faults).
-APART = {"ceilings", "faults"}
+#: Programs that measure no claim of a paper, the ceilings and faults (make faults); and those whose
+#: ranks torchrun starts.
+APART = {"ceilings", "faults", "span_bytes", "span_gpu", "span_loading"}
 
 
 def _gpus(monkeypatch, count: int) -> None:

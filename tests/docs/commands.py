@@ -10,7 +10,7 @@ from pathlib import Path
 from dgl_mgpu import cli
 from dgl_mgpu.__main__ import take_options
 from dgl_mgpu.machine import measure, preset, probe
-from dgl_mgpu.train.compose import check_overrides, compose
+from dgl_mgpu.train.compose import check_overrides, compose, compose_data
 from tests.docs.pages import ROOT
 
 _MAKEFILE = (ROOT / "Makefile").read_text()
@@ -59,6 +59,8 @@ def _check_dgl_mgpu(words: list[str], folder: Path) -> None:
             compose(rest)
     elif command == "predict":
         cli.parse_predict(rest)
+    elif command == "partition":
+        compose_data(cli.parse_partition(rest)[0])
     elif command == "topology":
         assert not rest or rest[0] in (probe.__name__, measure.__name__) or preset(rest[0])
     elif command == "install-dgl":

@@ -13,67 +13,98 @@ import torch
 import torch.distributed as dist
 from dgl.dataloading import NeighborSampler
 
-from dgl_mgpu import GlobalStore
+from dgl_mgpu import GlobalStore, write_partition
 from dgl_mgpu.errors import InvalidInputError, RankFailedError, UnsupportedByStoreError
 from dgl_mgpu.graph.host.files import map_tensors
+from dgl_mgpu.store.partitioned import PartRows
 from tests.ranks import RankProcesses
-from tests.store.test_span import NODES, _batches, _on_machines, of_two_types, power_law
+from tests.store.test_part_writer import _homogeneous, _of_types, _read_by_dgl
+from tests.store.test_span import (
+    NODES,
+    _assert_same_batches,
+    _on_machines,
+    of_two_types,
+    power_law,
+)
 
 FANOUTS = [4, 3]
 
 
-def _partition(g: dgl.DGLGraph, folder: Path, num_parts: int) -> tuple[Path, Any, Any]:
+def _partition(
+    g: dgl.DGLGraph, folder: Path, num_parts: int, **options: Any
+) -> tuple[str, dgl.DGLGraph]:
+    """Where DGL's partition is, and the graph with its ids."""
     torch.manual_seed(0)
-    for data in g.ndata, g.edata:
+    g = g.long()
+    for frame in (*g._node_frames, *g._edge_frames):
         for name in "number", "w":  # DGL's partition has no types like uint16
-            data.pop(name, None)
-    mapping = dgl.distributed.partition_graph(
-        g, "g", num_parts, str(folder), part_method="random", return_mapping=True
+            frame.pop(name, None)
+    nodes, edges = dgl.distributed.partition_graph(
+        g, "g", num_parts, str(folder), part_method="random", return_mapping=True, **options
     )
-    return folder / "g.json", *mapping
+    if g.is_homogeneous:
+        nodes, edges = {g.ntypes[0]: nodes}, {g.canonical_etypes[0]: edges}
+    new_ids = {ntype: before.argsort() for ntype, before in nodes.items()}
+    ends = {
+        etype: tuple(
+            new_ids[ntype][end]
+            for ntype, end in zip(etype[::2], g.find_edges(before, etype=etype), strict=True)
+        )
+        for etype, before in edges.items()
+    }
+    renumbered = dgl.heterograph(ends, {ntype: g.num_nodes(ntype) for ntype in g.ntypes})
+    for ntype, before in nodes.items():
+        for name, rows in g.nodes[ntype].data.items():
+            renumbered.nodes[ntype].data[name] = rows[before]
+    return str(folder / "g.json"), renumbered
 
 
 @pytest.fixture(scope="module")
-def parts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Any, Any]]:
-    path, nodes, edges = _partition(power_law(), tmp_path_factory.mktemp("parts"), 3)
-    yield str(path), nodes, edges
+def parts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, dgl.DGLGraph]]:
+    yield _partition(power_law(), tmp_path_factory.mktemp("parts"), 3)
 
 
-def _as_the_graph(
-    path: str, nodes: torch.Tensor, edges: torch.Tensor, ratio: float | str
-) -> list[torch.Tensor]:
-    """``nodes`` and ``edges`` have the ids of before."""
-    g, rank = power_law(), dist.get_rank()
-    with GlobalStore.from_partition(path, seed=3, replica_ratio=ratio) as store:
-        assert store.graph.num_nodes() == NODES and store.graph.num_edges() == g.num_edges()
-        ids = torch.arange(rank, NODES, 2)
-        assert torch.equal(store.gather("feat", ids), g.ndata["feat"][nodes[ids]])
-        assert torch.equal(store.gather("label", ids), g.ndata["label"][nodes[ids]])
-        frontier = store.graph.sample_neighbors(ids, -1)
-        eids = edges[frontier.edata[dgl.EID]]
-        assert torch.equal(eids.sort().values, g.in_edges(nodes[ids], form="eid").sort().values)
-        for found, end in zip(frontier.edges(), g.find_edges(eids), strict=True):
-            assert torch.equal(nodes[found], end)
+def _as_one_machine(path: str, g: dgl.DGLGraph, ratio: float | str) -> None:
+    rank = dist.get_rank()
+    with GlobalStore.from_partition(path, seed=5, replica_ratio=ratio) as store:
+        assert store.graph.canonical_etypes == g.canonical_etypes
+        for etype in g.canonical_etypes:
+            assert store.graph.num_edges(etype) == g.num_edges(etype)
+        for ntype in g.ntypes:
+            assert store.graph.num_nodes(ntype) == g.num_nodes(ntype)
+            ids = torch.arange(rank, g.num_nodes(ntype), 2)
+            for name, rows in g.nodes[ntype].data.items():
+                assert torch.equal(store.gather(name, ids, ntype), rows[ids])
         draw = torch.Generator().manual_seed(rank)
-        seeds = torch.randperm(NODES, generator=draw)[:50]
-        sampled = []
-        for inputs, _, blocks in _batches(store.graph, seeds, NeighborSampler(FANOUTS)):
-            assert torch.equal(blocks[0].srcdata["feat"], g.ndata["feat"][nodes[inputs]])
-            for block in blocks:
-                sources, destinations = block.edges()
-                ends = g.find_edges(edges[block.edata[dgl.EID]])
-                assert torch.equal(nodes[block.srcdata[dgl.NID][sources]], ends[0])
-                assert torch.equal(nodes[block.dstdata[dgl.NID][destinations]], ends[1])
-                sampled.append(block.edata[dgl.EID])
-        return sampled
+        seeds: Any = {
+            ntype: torch.randperm(g.num_nodes(ntype), generator=draw)[:25] for ntype in g.ntypes
+        }
+        if len(g.ntypes) == 1:
+            (seeds,) = seeds.values()
+        for fanouts in FANOUTS, [-1]:
+            _assert_same_batches(g, store, NeighborSampler(fanouts), seeds)
 
 
-def test_parts_are_the_graph(ranks: RankProcesses, parts: tuple[str, Any, Any]) -> None:
-    expected = ranks.run(_on_machines, "abc", _as_the_graph, *parts, 0.0)
-    for ratio in 0.2, "auto":
-        found = ranks.run(_on_machines, "abc", _as_the_graph, *parts, ratio)
-        for mine, others in zip(found, expected, strict=True):
-            assert len(mine) and all(map(torch.equal, mine, others))
+@pytest.mark.parametrize("ratio", [0.0, 0.2, "auto"])
+def test_parts_are_the_graph(
+    ranks: RankProcesses, parts: tuple[str, dgl.DGLGraph], ratio: float | str
+) -> None:
+    ranks.run(_on_machines, "abc", _as_one_machine, *parts, ratio)
+
+
+def test_parts_of_several_types_are_the_graph(ranks: RankProcesses, tmp_path: Path) -> None:
+    for number, options in enumerate([{}, {"graph_formats": ["csc"]}, {"graph_formats": ["csr"]}]):
+        path, g = _partition(of_two_types(), tmp_path / str(number), 3, **options)
+        ranks.run(_on_machines, "abc", _as_one_machine, path, g, 0.3)
+
+
+def test_machines_share_what_was_written(ranks: RankProcesses, tmp_path: Path) -> None:
+    for make in _homogeneous, _of_types:
+        path = write_partition(make(), tmp_path, 3)
+        g, _ = _read_by_dgl(path, 3)
+        for etype in g.canonical_etypes:
+            g.edges[etype].data.pop("number", None)
+        ranks.run(_on_machines, "abc", _as_one_machine, str(path), g, 0.2)
 
 
 def _reads_its_own_part(path: str, folder: str) -> None:
@@ -90,19 +121,36 @@ def _reads_its_own_part(path: str, folder: str) -> None:
 
 
 def test_a_machine_needs_its_own_part_alone(
-    ranks: RankProcesses, parts: tuple[str, Any, Any], tmp_path: Path
+    ranks: RankProcesses, parts: tuple[str, dgl.DGLGraph], tmp_path: Path
 ) -> None:
     ranks.run(_on_machines, "abc", _reads_its_own_part, parts[0], str(tmp_path))
 
 
-def _refused(path: str, other: str, several: str) -> None:
+def _stops_within(path: str) -> None:
+    rank = dist.get_rank()
+
+    def stop(*_: Any) -> None:
+        raise OSError("the disk is gone")
+
+    with pytest.MonkeyPatch.context() as patch:
+        if rank == 1:
+            patch.setattr(PartRows, "__getitem__", stop)
+        with pytest.raises(OSError if rank == 1 else RankFailedError, match="the disk is gone"):
+            GlobalStore.from_partition(path, replica_ratio=0.2)
+
+
+def test_a_machine_that_cannot_go_on_ends_all(
+    ranks: RankProcesses, parts: tuple[str, dgl.DGLGraph]
+) -> None:
+    ranks.run(_on_machines, "abc", _stops_within, parts[0])
+
+
+def _refused(path: str, other: str) -> None:
     rank = dist.get_rank()
     with pytest.raises(InvalidInputError, match="2 parts for 3 machines"):
         GlobalStore.from_partition(other)
     with pytest.raises(InvalidInputError if rank == 1 else RankFailedError, match="cannot be read"):
         GlobalStore.from_partition("/nowhere.json" if rank == 1 else path)
-    with pytest.raises(UnsupportedByStoreError, match=r"nodes of types \['item', 'user'\]"):
-        GlobalStore.from_partition(several)
     with pytest.raises(InvalidInputError, match="span='machine' has a copy"):
         GlobalStore.from_partition(path, span="machine")
     with pytest.raises(UnsupportedByStoreError, match="hotness=presample"):
@@ -110,11 +158,10 @@ def _refused(path: str, other: str, several: str) -> None:
 
 
 def test_what_cannot_be_read_is_told(
-    ranks: RankProcesses, parts: tuple[str, Any, Any], tmp_path: Path
+    ranks: RankProcesses, parts: tuple[str, dgl.DGLGraph], tmp_path: Path
 ) -> None:
-    other, _, _ = _partition(power_law(), tmp_path / "other", 2)
-    several, _, _ = _partition(of_two_types().long(), tmp_path / "several", 3)
-    ranks.run(_on_machines, "abc", _refused, parts[0], str(other), str(several))
+    other, _ = _partition(power_law(), tmp_path / "other", 2)
+    ranks.run(_on_machines, "abc", _refused, parts[0], other)
 
 
 def test_mapped_tensors_are_those_of_dgl(tmp_path: Path) -> None:

@@ -6,8 +6,9 @@ Version 2 is what `dgl.save_graphs` writes; version 1, of DGL before 0.5, is onl
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, BinaryIO
@@ -18,9 +19,10 @@ from dgl import ndarray as nd
 from dgl.data.heterograph_serialize import HeteroGraphData
 
 from dgl_mgpu.graph.errors import InvalidCallError
-from dgl_mgpu.graph.host.stream import Named, Reader, Writer
+from dgl_mgpu.graph.host.stream import Chunks, MappedReader, Named, Reader, Writer
 from dgl_mgpu.graph.index import TensorIndex
 from dgl_mgpu.graph.relation import Compressed, Relation
+from dgl_mgpu.utils.types import ETYPE, NTYPE
 
 _GRAPHS = 0xDD2E4FF046B4A13F
 _TENSORS = 0xDD5A9FBE3FA2443F
@@ -83,28 +85,50 @@ def save_graphs(
     filename: str, graphs: Sequence[HeteroGraphData], labels: Any, formats: Sequence[str]
 ) -> bool:
     """Write graphs, and labels by name."""
+
+    def write(writer: Writer, content: _Content) -> None:
+        writer.graph(content.index, formats)
+        writer.list(writer.named, content.nodes)
+        writer.list(writer.named, content.edges)
+        writer.list(writer.text, content.ntypes)
+        writer.list(writer.text, content.etypes)
+
+    _write_graphs(filename, _named(labels), [partial(write, content=g.handle) for g in graphs])
+    return True
+
+
+def save_coo_graph(
+    filename: str, num_nodes: int, row: Chunks, col: Chunks, ndata: Named, edata: Named
+) -> None:
+    """Write a graph of one type of nodes and edges, arrays of which are made meanwhile."""
+
+    def write(writer: Writer) -> None:
+        writer.coo_graph(num_nodes, row, col)
+        for data in ndata, edata:
+            writer.list(writer.named, [data])
+        for name in NTYPE, ETYPE:
+            writer.list(writer.text, [name])
+
+    _write_graphs(filename, [], [write])
+
+
+def _write_graphs(filename: str, labels: Named, graphs: list[Callable[[Writer], None]]) -> None:
     with _open(filename, "wb", "write graphs to") as file:
         header = io.BytesIO()
         Writer(header).number(_GRAPHS, 2, _HETEROGENEOUS, len(graphs))
         file.write(header.getvalue().ljust(_HEADER_BYTES, b"\0"))
         blob = io.BytesIO()
-        Writer(blob).named(_named(labels))
+        Writer(blob).named(labels)
         writer = Writer(file)
         writer.number(file.tell() + 8 + len(blob.getvalue()))
         file.write(blob.getvalue())
         places = []
-        for graph in graphs:
+        for write in graphs:
             places.append(file.tell())
-            content = graph.handle
-            writer.graph(content.index, formats)
-            writer.list(writer.named, content.nodes)
-            writer.list(writer.named, content.edges)
-            writer.list(writer.text, content.ntypes)
-            writer.list(writer.text, content.etypes)
+            write(writer)
         # Their places as a text of 64-bit numbers, and how long it is.
         table_bytes = 8 * (len(places) + 1)
         writer.number(table_bytes, len(places), *places, table_bytes)
-    return True
 
 
 def file_version(filename: str) -> int:
@@ -137,6 +161,34 @@ def load_graphs(filename: str, chosen: Sequence[int]) -> list[HeteroGraphData]:
             file.seek(place)
             graphs.append(_as_dgls(_content(reader)))
         return graphs
+
+
+@dataclass(frozen=True)
+class MappedGraph:
+    """A graph of one type of nodes and edges, mapped from a file.
+
+    ``matrices`` has the arrays of each format that is there: the ends of edges of "coo", "csr" and
+    "csc"'s indptr and indices; and ids of edges, empty where edges come by their ids.
+    """
+
+    matrices: dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]]
+    ndata: dict[str, np.ndarray]
+    edata: dict[str, np.ndarray]
+
+
+def map_graph(filename: str) -> MappedGraph:
+    """The first graph of a file, which has one type of nodes and edges, mapped from it."""
+    with _open(filename, "rb", "read graphs from") as file:
+        reader = MappedReader(file, filename)
+        version, count = _header(reader)
+        if version != 2 or not count:
+            raise reader.error(f"it has {count} graphs in version {version} of the format")
+        file.seek(reader.number())
+        relations = reader.graph()
+        (ndata, *_), (edata, *_) = (reader.list(reader.named) for _ in range(2))
+    if len(relations) != 1:
+        raise reader.error(f"the graph has edges of {len(relations)} types")
+    return MappedGraph(relations[0], ndata, edata)
 
 
 def _chosen(places: list[int], chosen: Sequence[int], filename: str) -> list[int]:

@@ -6,6 +6,7 @@ import math
 import os
 import struct
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -34,8 +35,19 @@ _LETTERS = {_INT: "i", _UINT: "u", _FLOAT: "f"}
 
 #: What stands for an array that is not there.
 _NONE = torch.empty(0, dtype=torch.int64)
+
+
+@dataclass(frozen=True)
+class Chunks:
+    """An array whose elements are made when they are written, some rows at a time."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    make: Callable[[], Iterable[torch.Tensor]]
+
+
 #: By name, in the order of the file.
-Named = Sequence[tuple[str, torch.Tensor]]
+Named = Sequence[tuple[str, torch.Tensor | Chunks]]
 
 
 class Writer:
@@ -63,15 +75,16 @@ class Writer:
         for item in items:
             write(item)
 
-    def array(self, tensor: torch.Tensor) -> None:
-        tensor = tensor.detach().cpu().contiguous()
-        kind, bits = _code_of(tensor.dtype)
+    def array(self, array: torch.Tensor | Chunks) -> None:
+        kind, bits = _code_of(array.dtype)
         # It is said to be on the CPU.
         self.number(_ARRAY, 0)
-        self.file.write(struct.pack("<iiiBBH", 1, 0, tensor.dim(), kind, bits, 1))
-        self.number(*tensor.shape)
-        self.number(tensor.numel() * bits // 8)
-        self.file.write(_bytes_of(tensor))
+        self.file.write(struct.pack("<iiiBBH", 1, 0, len(array.shape), kind, bits, 1))
+        self.number(*array.shape)
+        self.number(math.prod(array.shape) * bits // 8)
+        for chunk in [array] if isinstance(array, torch.Tensor) else array.make():
+            if chunk.numel():
+                self.file.write(_bytes_of(chunk.detach().cpu().contiguous()))
 
     def named(self, tensors: Named) -> None:
         """Tensors with their names."""
@@ -83,12 +96,7 @@ class Writer:
     def matrix(self, relation: Relation, name: str) -> None:
         """A relation in one of its formats."""
         if name == "coo":
-            self.number(_COO, relation.num_dst, relation.num_src)
-            row, col = relation.coo()
-            for array in (row, col, _NONE):
-                self.array(array)
-            self.flag(False)  # whether it is known to be sorted
-            self.flag(False)
+            self._coo(relation.num_src, relation.num_dst, *relation.coo())
             return
         by_row = relation if name == "csr" else relation.reverse()
         indptr, indices, eids = by_row.csr()
@@ -96,6 +104,24 @@ class Writer:
         for array in (indptr, indices, _NONE if eids is None else eids):
             self.array(array)
         self.flag(False)
+
+    def _coo(
+        self, num_src: int, num_dst: int, row: torch.Tensor | Chunks, col: torch.Tensor | Chunks
+    ) -> None:
+        self.number(_COO, num_dst, num_src)
+        for array in (row, col, _NONE):
+            self.array(array)
+        self.flag(False)  # whether it is known to be sorted
+        self.flag(False)
+
+    def coo_graph(self, num_nodes: int, row: Chunks, col: Chunks) -> None:
+        """A graph of one type of nodes and edges by the ends of its edges."""
+        self.number(_GRAPH)
+        self.metagraph(1, [(0, 0)])
+        self.number(1, _UNIT_GRAPH, _code(["coo"]), _code(FORMATS))
+        self.metagraph(1, [(0, 0)])
+        self._coo(num_nodes, num_nodes, row, col)
+        self.list(self.number, [num_nodes])
 
     def metagraph(self, num_ntypes: int, ends: Sequence[tuple[int, int]]) -> None:
         row, col = (torch.tensor([pair[at] for pair in ends], dtype=torch.int64) for at in (0, 1))
@@ -198,13 +224,8 @@ class Reader:
 
     def matrix(self, name: str) -> tuple[int, int, Coo | Compressed]:
         """How many sources and destinations there are, and the edges in a format."""
-        is_coo = name == "coo"
-        self.expect(_COO if is_coo else _CSR, "matrix")
-        num_cols, num_rows = self.number(), self.number()
-        first, second, eids = (self.array() for _ in range(3))
-        self.flag()
-        if is_coo:
-            self.flag()
+        num_cols, num_rows, first, second, eids = self._matrix_record(name)
+        if name == "coo":
             if eids.numel():
                 at = eids.long()
                 first, second = (
@@ -213,6 +234,16 @@ class Reader:
             return num_rows, num_cols, Coo(first, second)
         matrix = Compressed(first, second, eids if eids.numel() else None)
         return (num_rows, num_cols, matrix) if name == "csr" else (num_cols, num_rows, matrix)
+
+    def _matrix_record(self, name: str) -> tuple[int, int, Any, Any, Any]:
+        """Columns and rows of a matrix, and its three arrays."""
+        is_coo = name == "coo"
+        self.expect(_COO if is_coo else _CSR, "matrix")
+        num_cols, num_rows = self.number(), self.number()
+        first, second, eids = (self.array() for _ in range(3))
+        for _ in range(2 if is_coo else 1):
+            self.flag()
+        return num_cols, num_rows, first, second, eids
 
     def metagraph(self) -> GraphIndex:
         self.expect(_METAGRAPH, "metagraph")
@@ -242,6 +273,35 @@ class Reader:
             return tuple(name for name in FORMATS if _CODES[name] & code)
         # The number of one; that of allowed formats is 0 if all are.
         return FORMATS if offset and code == 0 else (FORMATS[code - 1],)
+
+
+class MappedReader(Reader):
+    """Reads records whose arrays are mapped from the file: what is looked at is in memory."""
+
+    def array(self) -> Any:
+        return self.mapped_array()
+
+    def metagraph(self) -> Any:
+        """None: it is passed over."""
+        self.expect(_METAGRAPH, "metagraph")
+        self._matrix_record("csr")
+
+    def graph(self) -> Any:
+        """For each relation, by the formats that it is saved in, the arrays of each."""
+        self.expect(_GRAPH, "graph")
+        self.metagraph()
+        relations = self.list(self._unit_graph)
+        self.list(self.number)
+        return relations
+
+    def _unit_graph(self) -> Any:
+        self.expect(_UNIT_GRAPH, "relation")
+        saved, _ = self._formats(0), self._formats(1)
+        arrays: dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
+        for name in saved:
+            self.metagraph()
+            arrays[name] = self._matrix_record(name)[2:]
+        return arrays
 
 
 def _bytes_of(tensor: torch.Tensor) -> Any:

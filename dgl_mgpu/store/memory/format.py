@@ -15,14 +15,18 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from dgl_mgpu.data.csc import edge_chunks, edge_places
 from dgl_mgpu.errors import IdOutOfRangeError, InvalidInputError
 from dgl_mgpu.ops.view import PAIRED, GraphView, RowView
 from dgl_mgpu.placement import Tier
 from dgl_mgpu.store.memory.device import DeviceSegment
 from dgl_mgpu.store.memory.segment import Segment
+from dgl_mgpu.utils.unused_memory import trim_heap
 
 # Bytes copied at a time; building a store needs a few times this much memory beside the data.
 _CHUNK_BYTES = 8 << 20
+# Edges copied at a time: each takes a few numbers of 8 bytes meanwhile.
+_CHUNK_EDGES = 1 << 18
 # Start of each array in a segment: a GPU's memory transactions are 128 bytes.
 _ALIGNMENT = 128
 
@@ -196,12 +200,6 @@ class TopologySource:
         """In-degrees of ``rows``, int64."""
         return self.indptr[rows + 1] - self.indptr[rows]
 
-    def edge_positions(self, first: np.ndarray, counts: np.ndarray) -> np.ndarray:
-        """Places in ``indices`` of ``counts[i]`` edges from ``first[i]`` on, row by row, int64."""
-        ends = np.cumsum(counts)
-        within = np.arange(int(counts.sum())) - np.repeat(ends - counts, counts)
-        return np.repeat(first, counts) + within
-
 
 def local_rows(tier: Tier, part: int) -> range:
     """Positions that fall to ``part`` of a tier, dealt out modulo."""
@@ -331,6 +329,7 @@ class RowWriter:
         row_bytes = self.source.row_bytes
         for begin, run in _chunks(positions, max(1, _CHUNK_BYTES // max(row_bytes, 1))):
             target.write(begin * row_bytes, self.source.bytes_of(_row_ids(self.order, run)))
+            trim_heap()  # what is kept of each chunk adds up
 
 
 @dataclass(frozen=True)
@@ -369,8 +368,8 @@ class CSCWriter:
             if self.edge_ids is EdgeIds.FIRST:
                 bounds = np.stack([bounds, source.indptr[ids]], axis=1)
             target.write(begin * format.bound_bytes, bounds)
-            for first, counts in _edge_chunks(source.indptr[ids], degrees):
-                places = source.edge_positions(first, counts)
+            for _, first, counts in edge_chunks(source.indptr[ids], degrees, _CHUNK_EDGES):
+                places = edge_places(first, counts)
                 indices = np.ascontiguousarray(source.indices[places], format.id_dtype)
                 target.write(indices_at + written * width, indices)
                 if self.edge_ids is EdgeIds.STORED:
@@ -378,27 +377,8 @@ class CSCWriter:
                     eids = np.ascontiguousarray(eids, format.id_dtype)
                     target.write(eids_at + written * width, eids)
                 written += len(places)
+                trim_heap()
         target.write(len(positions) * format.bound_bytes, np.array([written], np.int64))
-
-
-def _edge_chunks(first: np.ndarray, counts: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Rows of edges in chunks, as the first edge of each row and the number of its edges.
-
-    A chunk has as many rows as fit; a row with more edges than fit is split.
-    """
-    chunk_edges = _CHUNK_BYTES // 8
-    ends = np.cumsum(counts)
-    row = 0
-    while row < len(ends):
-        before = int(ends[row] - counts[row])
-        stop = int(np.searchsorted(ends, before + chunk_edges, side="right"))
-        if stop > row:
-            yield first[row:stop], counts[row:stop]
-        else:
-            stop = row + 1
-            for part in range(0, int(counts[row]), chunk_edges):
-                yield first[row:stop] + part, np.minimum(counts[row:stop] - part, chunk_edges)
-        row = stop
 
 
 def aligned(nbytes: int) -> int:

@@ -96,6 +96,7 @@ def test_of_a_hub_no_more_is_copied_at_a_time_than_of_others(monkeypatch, edge_i
     written = []
     for chunk in (1 << 20, 8 * 256):
         monkeypatch.setattr(format_module, "_CHUNK_BYTES", chunk)
+        monkeypatch.setattr(format_module, "_CHUNK_EDGES", chunk // 8)
         written.append(_Written(writer.nbytes(range(7))))
         writer.fill(written[-1], range(7))
     assert np.array_equal(written[0].bytes, written[1].bytes)
