@@ -161,7 +161,7 @@ class Bench:
     def _train(self, machines: Sequence[Machine]) -> tuple[float, list[float]]:
         """The last epoch's loss, and the seconds of every epoch but the first."""
         with tempfile.TemporaryDirectory() as folder:
-            port = _free_port()
+            port = free_port()
             jobs = [
                 self._start(number, machines, port, Path(folder)) for number in range(len(machines))
             ]
@@ -223,7 +223,7 @@ class Bench:
             )
 
 
-def _free_port() -> int:
+def free_port() -> int:
     """A port that no connection of any program is given by the system before it is listened at."""
     first, last = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
     others = [port for port in range(10_000, 2**16) if not first <= port <= last]

@@ -8,3 +8,8 @@ import os
 def under_torchrun() -> bool:
     """Whether torchrun started this process, as one of a job's ranks."""
     return "TORCHELASTIC_RUN_ID" in os.environ
+
+
+def may_restart() -> bool:
+    """Whether torchrun starts ranks again that have failed (``--max-restarts``)."""
+    return under_torchrun() and int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0)) > 0

@@ -70,7 +70,7 @@ def test_a_machine_whose_peer_has_failed_is_ended_with_it(monkeypatch, tmp_path)
     monkeypatch.setattr(two_machines, "LIMIT_SECONDS", float("inf"))
     options = SimpleNamespace(data=tmp_path, ranks=1, nodes=3000, edges=30000, epochs=2)
     with socket.create_server(("", 0)) as other:
-        monkeypatch.setattr(two_machines, "_free_port", lambda: other.getsockname()[1])
+        monkeypatch.setattr(two_machines, "free_port", lambda: other.getsockname()[1])
         with pytest.raises(
             RuntimeError, match=r"(?s)on 2 machines ended with \[1, -9\].*EADDRINUSE"
         ):
@@ -79,7 +79,7 @@ def test_a_machine_whose_peer_has_failed_is_ended_with_it(monkeypatch, tmp_path)
 
 def test_a_port_is_none_that_the_system_gives_to_connections():
     first, last = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
-    ports = [two_machines._free_port() for _ in range(100)]
+    ports = [two_machines.free_port() for _ in range(100)]
     assert len(set(ports)) > 1
     assert not any(first <= port <= last for port in ports)
 
