@@ -35,7 +35,7 @@ from dgl_mgpu.train.launch.typed_errors import typed_memory, warn_of_time
 from dgl_mgpu.train.report import RunReport
 from dgl_mgpu.train.trainer import Progress, Trainer
 from dgl_mgpu.utils.stages import stage
-from dgl_mgpu.utils.torchrun import under_torchrun
+from dgl_mgpu.utils.torchrun import torchruns_restarts, under_torchrun
 
 log = logging.getLogger(__name__)
 
@@ -120,7 +120,8 @@ def run(make_trainer: Callable[[Config], Trainer], config: Config, folder: Path)
         try:
             with typed_memory("start ranks", "use fewer ranks"):
                 launch(
-                    _run_rank, config.trainer.ranks, make_trainer, config, folder, restarts,
+                    _run_rank, config.trainer.ranks, make_trainer, config, folder,
+                    restarts + torchruns_restarts(),
                     hang_after=config.trainer.hang_after,
                 )  # fmt: skip
             return

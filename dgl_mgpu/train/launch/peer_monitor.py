@@ -78,6 +78,7 @@ class PeerMonitor:
         token = ranks.broadcast_from_rank0(action, lambda: secrets.token_hex(32))
         # The token has crossed the network; the job's secret, if there is one, has not.
         self._key = hmac.digest(job_secret(), token.encode(), "sha256")
+        self._address = os.environ["MASTER_ADDR"]
         self._store = ranks.run_all(action, partial(_connect, f"watch/{token}"))
         #: For how many seconds the last beat of each rank that is watched has been its last.
         self._silent = dict.fromkeys(range(1, ranks.size) if ranks.rank == 0 else (0,), 0.0)
@@ -139,16 +140,17 @@ class PeerMonitor:
 
     def _watch(self) -> None:
         before, looked, unanswered = self._read, time.monotonic(), 0.0
-        while not self._end:
+        while True:
             time.sleep(_BEAT_SECONDS)
             now, read = time.monotonic(), self._read
             seconds, looked = min(now - looked, _LATE_SECONDS), now
             unanswered = unanswered + seconds if read.after == before.after else 0.0
             if self._lost_store is not None:
                 time.sleep(_OWN_REPORT_SECONDS)  # ranks that hear of it otherwise say more
+            if self._end:
+                return
             if self._lost_store is not None or unanswered >= _SILENT_SECONDS:
-                if not self._end:
-                    self._on_loss(self._store_is_lost())
+                self._on_loss(self._store_is_lost())
                 return
             if read.report != _NO_REPORT.encode():
                 error = self._reported(read.report)
@@ -161,7 +163,7 @@ class PeerMonitor:
                     self._silent[rank] = 0.0 if is_new else self._silent[rank] + seconds
                 before = read
                 lost = self._lost_rank(read)
-                if lost is not None and not self._end:
+                if lost is not None:
                     self.report(lost)
                     self._on_loss(lost)
                     return
@@ -190,8 +192,8 @@ class PeerMonitor:
             else f"is gone ({str(error).partition(chr(10))[0]})"
         )
         return _loss(
-            f"torchrun's store at {os.environ['MASTER_ADDR']} {how}: its machine has ended or is "
-            "stopped, or it, or the way to it, is lost"
+            f"torchrun's store at {self._address} {how}: its machine has ended or is stopped, or "
+            "it, or the way to it, is lost"
         )
 
     def _tell(self) -> None:

@@ -6,6 +6,7 @@ start.
 
 from __future__ import annotations
 
+import hmac
 import os
 import secrets
 import time
@@ -14,12 +15,15 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from dgl_mgpu.errors import CheckpointError
+from dgl_mgpu.comm.signing import SECRET, job_secret
+from dgl_mgpu.errors import CheckpointError, RankFailedError
 from dgl_mgpu.utils import timeouts
 from dgl_mgpu.utils.torchrun import may_restart
 
 _LOOK_SECONDS = 0.02
 _FOLDER = "folder"
+# Characters of a signature.
+_SIGNATURE = 64
 
 
 def job_store(name: str) -> dist.Store:
@@ -75,20 +79,30 @@ def store_of_this_start(store: dist.Store, rank: int, num_ranks: int, limit: flo
 def keep_folder(folder: Path) -> None:
     """Keep the run's folder for ranks that are started again; on the first rank."""
     if may_restart():
-        job_store("run").set(_FOLDER, str(folder.absolute()))
+        path = str(folder.absolute())
+        job_store("run").set(_FOLDER, _signature(path) + path)
 
 
 def folder_before() -> Path | None:
     """The run's folder, if these ranks were started again; on the first rank.
 
-    Raises CheckpointError if this machine does not have it.
+    Raises CheckpointError if this machine does not have it, and RankFailedError if no rank with
+    this one's secret has written it.
     """
     if not may_restart() or int(os.environ["RANK"]):
         return None
     store = job_store("run")
     if not store.check([_FOLDER]):
         return None
-    folder = Path(store.get(_FOLDER).decode())
+    kept = store.get(_FOLDER).decode(errors="replace")
+    signature, path = kept[:_SIGNATURE], kept[_SIGNATURE:]
+    if not hmac.compare_digest(signature.encode(), _signature(path).encode()):
+        raise RankFailedError(
+            "read the run's folder, which another rank has written to torchrun's store",
+            "it is not signed by this rank's secret",
+            f"give all ranks the same {SECRET}; if they have it, somebody else writes to the store",
+        )
+    folder = Path(path)
     if not folder.is_dir():
         raise CheckpointError(
             f"go on with the run in {folder}, of which a rank was lost",
@@ -96,3 +110,7 @@ def folder_before() -> Path | None:
             "choose a folder that all machines have (hydra.run.dir)",
         )
     return folder
+
+
+def _signature(path: str) -> str:
+    return hmac.digest(job_secret(), f"{_FOLDER} {path}".encode(), "sha256").hex()

@@ -41,9 +41,8 @@ def hang(optimizer, *arguments):
 
 register_optimizer_step_pre_hook(hang)
 if __name__ == "__main__":
-    peer_monitor._IDLE_SECONDS, peer_monitor._BETWEEN_SECONDS, peer_monitor._PROBES = 1, 1, 2
-    # Ranks have what time they need.
-    peer_monitor._CONNECT_SECONDS = peer_monitor._OWN_REPORT_SECONDS = 100
+    # Ranks have what time they need to report their own end.
+    peer_monitor._OWN_REPORT_SECONDS = 100
     sys.exit(main(["train", *sys.argv[1:]]))
 """
 PORT = 29517
@@ -110,15 +109,43 @@ def nothing(machine: Machine, torchrun: subprocess.Popen) -> None:
     """It hangs by itself."""
 
 
+def stop(machine: Machine, torchrun: subprocess.Popen) -> None:
+    for process in [torchrun, *psutil.Process(torchrun.pid).children(recursive=True)]:
+        process.send_signal(signal.SIGSTOP)
+
+
 def kill(machine: Machine, torchrun: subprocess.Popen) -> None:
     for process in [*psutil.Process(torchrun.pid).children(recursive=True), torchrun]:
         process.send_signal(signal.SIGKILL)
+
+
+def listened_at(process: psutil.Process) -> set[tuple[str, int]]:
+    """Addresses and ports at which a process takes connections over a network."""
+    return {
+        (found.laddr.ip, found.laddr.port)
+        for found in process.net_connections("inet")
+        if found.status == psutil.CONN_LISTEN
+    }
+
+
+def require_that_ranks_listen_on_their_network(
+    machines: list[Machine], jobs: list[subprocess.Popen]
+) -> None:
+    stores = set()
+    for machine, job in zip(machines, jobs, strict=True):
+        agent = psutil.Process(job.pid)
+        stores |= listened_at(agent)
+        for process in agent.children(recursive=True):
+            # Where every interface would be meant, it would be 0.0.0.0 or ::.
+            assert {address for address, _ in listened_at(process)} <= {machine.address}
+    assert {port for _, port in stores} == {PORT}
 
 
 @pytest.mark.parametrize(
     ("lose", "reason"),
     [
         pytest.param(cut, "rank 1 is silent", marks=pytest.mark.slow),
+        pytest.param(stop, "rank 1 is silent", marks=pytest.mark.slow),
         pytest.param(nothing, "cannot run rank 1: nothing has advanced", marks=pytest.mark.slow),
         (kill, "is gone"),
     ],
@@ -145,6 +172,7 @@ def test_the_job_ends_with_the_reason_and_goes_on_with_one(
     ]  # fmt: skip
     try:
         until(lambda: any((folders[0] / "checkpoints").glob("epoch-*.pt")))
+        require_that_ranks_listen_on_their_network(machines, jobs)
         lose(machines[1], jobs[1])
         assert jobs[0].wait() == 1
     finally:
