@@ -70,8 +70,8 @@ class Job:
         return ranks[0]
 
     def reason(self, machine: int) -> str:
-        """The error that a machine's rank has ended with."""
-        found = re.findall(r"RankFailedError: (.*)", self.printed(machine))
+        """The error that a machine's rank has ended with, or the signal, as torchrun says it."""
+        found = re.findall(r"RankFailedError: .*|Signal \d+ .* received", self.printed(machine))
         return found[0] if found else ""
 
 

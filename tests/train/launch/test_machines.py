@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,6 +47,8 @@ if __name__ == "__main__":
     sys.exit(main(["train", *sys.argv[1:]]))
 """
 PORT = 29517
+#: A state of a socket in `/proc/net/tcp`.
+LISTENS = "0A"
 
 
 @dataclass(frozen=True)
@@ -119,13 +122,21 @@ def kill(machine: Machine, torchrun: subprocess.Popen) -> None:
         process.send_signal(signal.SIGKILL)
 
 
-def listened_at(process: psutil.Process) -> set[tuple[str, int]]:
-    """Addresses and ports at which a process takes connections over a network."""
-    return {
-        (found.laddr.ip, found.laddr.port)
-        for found in process.net_connections("inet")
-        if found.status == psutil.CONN_LISTEN
-    }
+def listened_at(process: int) -> set[tuple[str, int]]:
+    """Addresses and ports at which a process takes connections over TCP, in its own network."""
+    sockets = set()
+    for descriptor in Path(f"/proc/{process}/fd").iterdir():
+        with suppress(OSError):  # it is closed again
+            sockets.add(os.readlink(descriptor))
+    found = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{process}/net/{table}").read_text().splitlines()[1:]:
+            _, local, _, state, *others = line.split()
+            if state == LISTENS and f"socket:[{others[5]}]" in sockets:
+                address, port = local.split(":")
+                words = [bytes.fromhex(address[n : n + 8])[::-1] for n in range(0, len(address), 8)]
+                found.add((str(ipaddress.ip_address(b"".join(words))), int(port, 16)))
+    return found
 
 
 def require_that_ranks_listen_on_their_network(
@@ -133,12 +144,15 @@ def require_that_ranks_listen_on_their_network(
 ) -> None:
     stores = set()
     for machine, job in zip(machines, jobs, strict=True):
-        agent = psutil.Process(job.pid)
-        stores |= listened_at(agent)
-        for process in agent.children(recursive=True):
-            # Where every interface would be meant, it would be 0.0.0.0 or ::.
-            assert {address for address, _ in listened_at(process)} <= {machine.address}
-    assert {port for _, port in stores} == {PORT}
+        stores |= listened_at(job.pid)
+        addresses = {
+            address
+            for rank in psutil.Process(job.pid).children(recursive=True)
+            for address, _ in listened_at(rank.pid)
+        }
+        assert addresses == {machine.address}
+    # torchrun's own, at all of the first machine's addresses.
+    assert stores == {("::", PORT)}
 
 
 @pytest.mark.parametrize(
