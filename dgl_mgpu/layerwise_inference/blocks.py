@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import dgl
@@ -66,7 +66,7 @@ class Blocks:
         g = self.g
         counts = {ntype: g.num_nodes(ntype) for ntype in g.ntypes}
         if isinstance(g, StoreGraph):
-            return self.of_in_edges({ntype: (0, count) for ntype, count in counts.items()})
+            return self.of_in_edges({ntype: range(count) for ntype, count in counts.items()})
         block = dgl.create_block(
             {etype: ("csc", g.adj_tensors("csc", etype)) for etype in g.canonical_etypes},
             counts,
@@ -84,11 +84,11 @@ class Blocks:
             data[dgl.EID] = torch.arange(g.num_edges(etype), dtype=g.idtype, device=g.device)
         return block.to(self.device)
 
-    def of_in_edges(self, ranges: Mapping[str, tuple[int, int]]) -> DGLGraph:
+    def of_in_edges(self, ranges: Mapping[str, range]) -> DGLGraph:
         """A block of all in-edges of some nodes: a range of ids of each type."""
         seeds = {
-            ntype: torch.arange(low, high, dtype=self.g.idtype, device=self._ids_device)
-            for ntype, (low, high) in ranges.items()
+            ntype: torch.arange(ids.start, ids.stop, dtype=self.g.idtype, device=self._ids_device)
+            for ntype, ids in ranges.items()
         }
         if self._sampler is not None:
             _, _, [block] = self._sampler.sample_blocks(self.g, seeds)
@@ -138,21 +138,35 @@ class Blocks:
     def degrees(self, way: str, etype: CanonicalEtype, ids: torch.Tensor) -> torch.Tensor:
         """In the whole graph, 'out' of source nodes or 'in' of destinations; dtype of ids."""
         if (way, etype) not in self._degrees:
+            self.count_degrees([(way, etype)])
+        return self._degrees[way, etype].take(ids)
+
+    def count_degrees(self, ways: Iterable[tuple[str, CanonicalEtype]]) -> None:
+        """Count degrees before they are asked for, as ranks do together over machines."""
+        for way, etype in sorted(ways):
             ntype = etype[0] if way == "out" else etype[2]
             self._degrees[way, etype] = Column(ntype, self._count_degrees(way, etype))
-        return self._degrees[way, etype].take(ids)
+
+    @property
+    def counted_degrees(self) -> set[tuple[str, CanonicalEtype]]:
+        """The degrees that were asked for so far."""
+        return set(self._degrees)
 
     def _count_degrees(self, way: str, etype: CanonicalEtype) -> torch.Tensor:
         g, outgoing = self.g, way == "out"
         if isinstance(g, DGLGraph):
             return g.out_degrees(etype=etype) if outgoing else g.in_degrees(etype=etype)
+        if g.spans_machines:
+            return g.count_degrees(way, etype)
         size = g.num_nodes(etype[0] if outgoing else etype[2])
         counts = torch.zeros(size, dtype=g.idtype, device=self.device)
         num_dst = g.num_nodes(etype[2])
         step = max(1, num_dst * (1 << 24) // max(g.num_edges(), 1))
         for low in range(0, num_dst, step):
             high = min(low + step, num_dst)
-            block = self.of_in_edges(dict.fromkeys(g.ntypes, (0, 0)) | {etype[2]: (low, high)})
+            block = self.of_in_edges(
+                dict.fromkeys(g.ntypes, range(0)) | {etype[2]: range(low, high)}
+            )
             if outgoing:
                 ends = block.srcnodes[etype[0]].data[dgl.NID][block.edges(etype=etype)[0].long()]
                 counts.index_add_(0, ends.long(), torch.ones_like(ends))

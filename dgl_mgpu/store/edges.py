@@ -33,6 +33,8 @@ Edges = torch.Tensor | Mapping[Any, torch.Tensor]
 
 #: Nodes whose first edges are searched together; 8 bytes of each run of them stay in memory.
 _RUN = 16
+#: Edges that are read at a time, on average.
+_EDGES_PER_READ = 1 << 20
 
 
 def ends_of(topology: TopologySource) -> np.ndarray:
@@ -152,6 +154,31 @@ class EdgeQueries:
         )
         degrees = (ends - begins).to(self._structure.idtype)
         return int(degrees[0]) if isinstance(v, Integral) else degrees
+
+    def count_degrees(self, way: str, etype: CanonicalEtype) -> torch.Tensor:
+        """Degrees of all nodes, 'out' of sources or 'in' of destinations, also over machines.
+
+        Collective where other machines have some of the edges: each one counts those of the nodes
+        that it owns.
+
+        Returns
+        -------
+        Tensor, the graph's idtype, shape (num_nodes,)
+            On the store's device.
+        """
+        structure = self._structure
+        view, own = structure.views()[etype], structure.own_nodes(etype[2])
+        size = view.num_cols if way == "out" else view.num_rows
+        counts = torch.zeros(size, dtype=structure.idtype, device=structure.device)
+        step = max(1, _EDGES_PER_READ * view.num_rows // max(1, view.num_edges))
+        for low in range(own.start, own.stop, step):
+            ids = torch.arange(low, min(low + step, own.stop), device=structure.device)
+            edges = all_edges(view, ids)
+            if way == "out":
+                counts += torch.bincount(edges.neighbors, minlength=size).to(counts.dtype)
+            else:
+                counts[low : low + len(ids)] = edges.indptr.diff().to(counts.dtype)
+        return counts if structure.others is None else structure.others.sum_over_machines(counts)
 
     def has_edges_between(
         self,

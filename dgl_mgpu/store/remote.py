@@ -149,6 +149,10 @@ class OtherMachines:
         #: Of ids as they are sent.
         self._dtype = torch.int32 if largest <= torch.iinfo(torch.int32).max else torch.int64
         self._messages = Messages(machines)
+        self._owned = {
+            ntype: range(*firsts[machines.rank : machines.rank + 2])
+            for ntype, firsts in bounds.items()
+        }
         #: What the last round was for, which tells what the next is like.
         self._last = ""
         self._bounds = {
@@ -166,6 +170,41 @@ class OtherMachines:
     def table(self, name: str, ntype: str) -> RemoteTable:
         """A feature of nodes of a type."""
         return RemoteTable(self, name, ntype)
+
+    def owned(self, ntype: str) -> range:
+        """The nodes of a type that this machine owns."""
+        return self._owned[ntype]
+
+    def gather_owned(
+        self, name: str, ntype: str, rows: torch.Tensor, ids: torch.Tensor
+    ) -> torch.Tensor:
+        """Rows of nodes, of which each machine has those of the nodes that it owns; collective.
+
+        ``rows``, of this one, are anywhere; the result is on the store's device.
+        """
+        what, owned = f"gather {name}", self._owned[ntype]
+        with self._told(what):
+            ids = check_ids(ids, what, self._device)
+            raise_at_id_outside(ids, int(self._bounds[ntype][-1]), what)
+        missing = self._elsewhere((ids >= owned.start) & (ids < owned.stop), ntype, ids)
+        asked, is_needed = self._ask(what, missing.ids, missing.counts)
+
+        def of(nodes: torch.Tensor) -> torch.Tensor:
+            places = nodes.to(rows.device, torch.int64) - owned.start
+            return rows.index_select(0, places).to(self._device)
+
+        if not is_needed:
+            return of(ids)
+        received = self._machines.all_to_all(of(asked.data), asked.lengths, missing.counts)
+        found = received.new_empty(len(ids), *rows.shape[1:])
+        found[missing.here] = of(ids[missing.here])
+        found[missing.there] = received[missing.inverse]
+        return found
+
+    def sum_over_machines(self, numbers: torch.Tensor) -> torch.Tensor:
+        """The sum of the machines' tensors of integers, on the store's device; collective."""
+        (every,) = self._machines.all_gather_cat("add up numbers of machines", [numbers[None]])
+        return every.sum(0, dtype=numbers.dtype)
 
     def gather(
         self,
@@ -329,6 +368,10 @@ class OtherMachines:
         is_here = (
             position[ids.long()] >= 0 if len(position) else torch.ones_like(ids, dtype=torch.bool)
         )
+        return self._elsewhere(is_here, ntype, ids)
+
+    def _elsewhere(self, is_here: torch.Tensor, ntype: str, ids: torch.Tensor) -> _Missing:
+        """Those of some nodes that are not here, as their owners are asked for them."""
         there = (~is_here).nonzero()[:, 0]
         distinct, inverse = torch.unique(ids[there].to(self._dtype), return_inverse=True)
         ends = torch.searchsorted(distinct, self._bounds[ntype])
