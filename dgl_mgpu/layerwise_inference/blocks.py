@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import dgl
@@ -26,24 +26,25 @@ class LayerBlock(DGLBlock):
     """
 
     layer: int
-    _whole_degrees: Callable[[str, CanonicalEtype, torch.Tensor], torch.Tensor]
+    _blocks: Blocks
 
     def __getitem__(self, key: Any) -> LayerBlock:
         part = super().__getitem__(key)
-        part.layer, part._whole_degrees = self.layer, self._whole_degrees
+        part.layer, part._blocks = self.layer, self._blocks
         return part
 
     def out_degrees(self, u: Any = ALL, etype: Any = None) -> Any:
         full = self.to_canonical_etype(etype)
-        degrees = self._whole_degrees("out", full, self.srcnodes[full[0]].data[dgl.NID])
+        degrees = self._blocks.degrees("out", full, self.srcnodes[full[0]].data[dgl.NID])
         return degrees if is_all(u) else degrees[u]
 
     def in_degrees(self, v: Any = ALL, etype: Any = None) -> Any:
         full = self.to_canonical_etype(etype)
+        self._blocks.asked_degrees.add(("in", full))
         if self.num_edges(full):
             return super().in_degrees(v, full)
         # Of a layer that has been done a block has no edges.
-        degrees = self._whole_degrees("in", full, self.dstnodes[full[2]].data[dgl.NID])
+        degrees = self._blocks.degrees("in", full, self.dstnodes[full[2]].data[dgl.NID])
         return degrees if is_all(v) else degrees[v]
 
 
@@ -60,6 +61,8 @@ class Blocks:
         #: Where node ids have to be.
         self._ids_device = device if pinned else g.device
         self._degrees: dict[tuple[str, CanonicalEtype], Column] = {}
+        #: The degrees that blocks were asked for so far.
+        self.asked_degrees: set[tuple[str, CanonicalEtype]] = set()
 
     def whole(self) -> DGLGraph:
         """A block of which all nodes are sources and destinations."""
@@ -132,11 +135,12 @@ class Blocks:
         """A block that shares all with another one, and is for one layer."""
         layer_block = copy.copy(block)
         layer_block.__class__ = LayerBlock
-        layer_block.layer, layer_block._whole_degrees = layer, self.degrees
+        layer_block.layer, layer_block._blocks = layer, self
         return layer_block
 
     def degrees(self, way: str, etype: CanonicalEtype, ids: torch.Tensor) -> torch.Tensor:
         """In the whole graph, 'out' of source nodes or 'in' of destinations; dtype of ids."""
+        self.asked_degrees.add((way, etype))
         if (way, etype) not in self._degrees:
             self.count_degrees([(way, etype)])
         return self._degrees[way, etype].take(ids)
@@ -146,11 +150,6 @@ class Blocks:
         for way, etype in sorted(ways):
             ntype = etype[0] if way == "out" else etype[2]
             self._degrees[way, etype] = Column(ntype, self._count_degrees(way, etype))
-
-    @property
-    def counted_degrees(self) -> set[tuple[str, CanonicalEtype]]:
-        """The degrees that were asked for so far."""
-        return set(self._degrees)
 
     def _count_degrees(self, way: str, etype: CanonicalEtype) -> torch.Tensor:
         g, outgoing = self.g, way == "out"

@@ -394,7 +394,7 @@ def checked_plan(model: nn.Module, pattern: ProbeGraph, num_layers: int) -> Infe
                 "on a few nodes this gives other results than computing all layers at once",
                 fix,
             )
-    plan.degrees = runner.blocks.counted_degrees
+    plan.degrees = runner.blocks.asked_degrees
     return plan
 
 

@@ -496,8 +496,6 @@ def _refused() -> None:
             graph.view()
         with error:
             _ = graph.get_node_storage("feat").view
-        with error:
-            dgl_mgpu.inference(dgl.nn.SAGEConv(WIDTH, 2, "mean"), graph, "feat")
         for options in {"num_workers": 1}, {"use_prefetch_thread": True}:
             loader = dgl.dataloading.DataLoader(graph, nodes, NeighborSampler([2]), **options)
             with pytest.raises(UnsupportedByStoreError, match="num_workers=0 and use_prefetch"):
