@@ -487,7 +487,7 @@ def _refused() -> None:
     with GlobalStore.from_dgl(g, span="job", replica_ratio=0, edges=True) as store:
         nodes, graph = torch.arange(5), store.graph
         with error:
-            graph.random_walk(nodes, length=2)
+            graph.pinsage_neighbors(nodes, 2, 2, 2)
         with error:
             graph.in_degrees(nodes)
         with error:
