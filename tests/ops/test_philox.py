@@ -8,11 +8,13 @@ from dataclasses import replace
 import numba
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.ops import SampleKey, philox
+from dgl_mgpu.ops.philox import as_below, draw_blocks
 from tests.ops import reference
 
 # Lines «philox4x32 10» of Random123's tests/kat_vectors: counter, key, expected.
