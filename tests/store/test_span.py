@@ -481,6 +481,26 @@ def test_what_is_replicated_saves_most_for_its_bytes(ratio: float) -> None:
     assert not len(left) or room < 2 * left.max()
 
 
+def _degrees() -> None:
+    rank = dist.get_rank()
+    for g in (power_law(), of_two_types()):
+        with GlobalStore.from_dgl(g, span="job", replica_ratio=0.1) as store:
+            for etype in g.canonical_etypes:
+                degrees = g.in_degrees(etype=etype).to(g.idtype)
+                asked = torch.arange(rank, 40, 7, dtype=g.idtype)[: 5 * rank]
+                found = store.graph.in_degrees(asked, etype=etype)
+                assert found.dtype == g.idtype and torch.equal(found, degrees[asked.long()])
+                assert torch.equal(store.graph.in_degrees(etype=etype), degrees)
+                assert store.graph.in_degrees(9, etype=etype) == int(degrees[9])
+                outgoing = g.out_degrees(etype=etype).to(g.idtype)
+                assert torch.equal(store.graph.count_degrees("out", etype), outgoing)
+                assert torch.equal(store.graph.count_degrees("in", etype), degrees)
+
+
+def test_degrees_are_those_of_the_whole_graph(ranks: RankProcesses) -> None:
+    ranks.run(_on_machines, "abc", _degrees)
+
+
 def _refused() -> None:
     g = power_law()
     error = pytest.raises(UnsupportedByStoreError, match="the job have one copy of the data")
@@ -488,8 +508,6 @@ def _refused() -> None:
         nodes, graph = torch.arange(5), store.graph
         with error:
             graph.pinsage_neighbors(nodes, 2, 2, 2)
-        with error:
-            graph.in_degrees(nodes)
         with error:
             graph.has_edges_between(nodes, nodes)
         with error:
