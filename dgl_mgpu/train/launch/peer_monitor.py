@@ -49,9 +49,10 @@ _SIGNATURE, _QUOTED_BYTES = 64, 80
 
 
 class _Read(NamedTuple):
-    """What this rank has read of the store after so many beats of its own."""
+    """What this rank has read of the store after so many beats of its own, and their last state."""
 
     after: int
+    state: str
     report: bytes
     beats: dict[int, str]
 
@@ -90,9 +91,9 @@ class PeerMonitor:
         self._lost_store: RuntimeError | None = None
         if ranks.rank == 0:
             self._store.set(_REPORT, _NO_REPORT)
-        self._write()
+        state = self._write()
         ranks.run_all(action, lambda: None)  # everybody's first beat is there to be read
-        self._read = self._read_store()
+        self._read = self._read_store(state)
         self._beating = threading.Thread(target=self._beat, name="beat", daemon=True)
         self._beating.start()
         threading.Thread(target=self._watch, name="watch", daemon=True).start()
@@ -116,25 +117,29 @@ class PeerMonitor:
 
     def _beat(self) -> None:
         try:
-            while self._end not in (_DONE, _FAILED):
+            while True:
                 self._wake.wait(_BEAT_SECONDS)
                 self._wake.clear()
-                self._write()
-                self._read = self._read_store()
+                state = self._write()
+                if state in (_DONE, _FAILED):
+                    return
+                self._read = self._read_store(state)
         except RuntimeError as error:
             self._lost_store = error
 
-    def _write(self) -> None:
+    def _write(self) -> str:
+        """Write a beat, and this rank's report if it has one; return the state that it told."""
         state = self._end or (_STEP if self._own.in_step else _STAGE)
         self._count += 1
         self._store.set(f"beat {self._rank}", f"{state} {self._count}")
         if self._own_report:  # the first one counts
             self._store.compare_set(_REPORT, _NO_REPORT, self._own_report.decode())
+        return state
 
-    def _read_store(self) -> _Read:
+    def _read_store(self, state: str) -> _Read:
         report, *beats = self._store.multi_get([_REPORT, *(f"beat {n}" for n in self._silent)])
         texts = (beat.decode(errors="replace") for beat in beats)
-        return _Read(self._count, report, dict(zip(self._silent, texts, strict=True)))
+        return _Read(self._count, state, report, dict(zip(self._silent, texts, strict=True)))
 
     # -- a thread that looks at what was read ------------------------------------------------------
 
@@ -200,12 +205,12 @@ class PeerMonitor:
         """Say that this rank knows the report, and wait until those that it watches do."""
         self._end = _TOLD
         self._wake.set()
-        written, deadline = self._count + 1, time.monotonic() + _TELL_SECONDS
+        deadline = time.monotonic() + _TELL_SECONDS
         while time.monotonic() < deadline and self._lost_store is None:
             read = self._read
             awaited = [n for n, silent in self._silent.items() if silent < _SILENT_SECONDS]
             states = {read.beats[rank].partition(" ")[0] for rank in awaited}
-            if read.after >= written and states <= {_TOLD, _DONE, _FAILED}:
+            if read.state == _TOLD and states <= {_TOLD, _DONE, _FAILED}:
                 return
             time.sleep(_BEAT_SECONDS / 10)
 

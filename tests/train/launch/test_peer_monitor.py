@@ -64,7 +64,7 @@ class Job:
 
     def stop(self, rank: int) -> None:
         """Have a rank neither write nor look any more, as one that is stopped."""
-        self.watches[rank]._write = self.watches[rank]._read_store = threading.Event().wait  # type: ignore[method-assign, assignment]
+        self.watches[rank]._write = lambda: str(threading.Event().wait())  # type: ignore[method-assign]
         self.watches[rank]._on_loss = lambda error: None
 
 
@@ -118,6 +118,26 @@ def test_beats_that_were_all_delayed_are_not_missing():
     job.watches[0].__exit__(None)
 
 
+@pytest.mark.parametrize("end", [None, KeyError])
+def test_an_end_is_told_also_if_it_comes_while_the_store_is_read(end):
+    job = Job()
+    own = job.watches[1]
+    read, is_reading = own._read_store, threading.Event()
+
+    def slowly(state: str) -> Any:
+        is_reading.set()
+        time.sleep(0.3)
+        return read(state)
+
+    own._read_store = slowly  # type: ignore[method-assign]
+    is_reading.wait(LONG)
+    own.__exit__(end)
+    if end is None:
+        assert job.hears_nothing(1.5)
+    else:
+        assert "rank 1 has ended before its work was done" in job.told(0)
+
+
 @pytest.mark.parametrize("source", [0, 1, 2])
 def test_a_report_is_told_to_all_others_and_the_first_one_counts(source):
     job = Job(3)
@@ -160,7 +180,7 @@ def test_the_stores_end_is_told_by_all(server):
 
 def test_a_store_that_does_not_answer_is_told():
     job = Job()
-    job.watches[1]._read_store = threading.Event().wait  # type: ignore[method-assign, assignment]
+    job.watches[1]._write = lambda: str(threading.Event().wait())  # type: ignore[method-assign]
     assert "torchrun's store at 127.0.0.1 does not answer for 1 s" in job.told(1)
 
 
