@@ -40,11 +40,11 @@ REST := $(addprefix tests/, benchmarks kernels faults train/launch train/fullgra
 	test_partition_option.py \
 	test_doctor.py docs/test_code.py docs/test_pictures.py docs/test_extending.py comm/test_communicator.py comm/test_signing.py utils/test_interrupts.py \
 	$(addprefix distributed/, test_edge_attention.py test_memory.py test_explain.py exchange/test_in_flight.py) \
-	layerwise_inference/test_inference_ranks.py dgl/test_without_libdgl.py dgl/test_wheel.py \
+	layerwise_inference/test_inference_ranks.py layerwise_inference/test_inference_machines.py dgl/test_without_libdgl.py dgl/test_wheel.py \
 	dgl/shared_graphs dgl/test_import.py dgl/test_shared_memory.py dgl/nn/test_training.py \
 	models/gcn distributed/test_message_functions.py ops/test_large.py report/test_placement.py \
 	$(addprefix placement/test_, same_plans.py optimality.py) \
-	$(addprefix store/, test_embedding.py test_feature_dtypes.py test_span.py test_partitioned.py $(addprefix memory/test_, shared_memory.py segment.py faults_gpu.py gpu_store.py)) \
+	$(addprefix store/, test_embedding.py test_feature_dtypes.py test_span.py test_walks_over_machines.py test_partitioned.py $(addprefix memory/test_, shared_memory.py segment.py faults_gpu.py gpu_store.py)) \
 	$(addprefix train/, test_faults.py test_trained_run.py test_going_on.py test_optimizer.py) \
 	$(addprefix train/checkpoint/test_, validation.py run_folder.py) \
 	$(addprefix train/minibatch/test_, run.py links.py hetero.py accesses.py evaluation.py multilabel.py learned_inputs.py))

@@ -27,7 +27,7 @@ from dgl_mgpu.utils.atomic_write import typed_output
 from dgl_mgpu.utils.interrupts import STATUS, Interrupts, Stopped
 from dgl_mgpu.utils.resources import resource_folder
 from dgl_mgpu.utils.standard_output import drop, is_of_stdout, lasting_stdout, open_standard_files
-from dgl_mgpu.utils.torchrun import under_torchrun
+from dgl_mgpu.utils.torchrun import may_restart, under_torchrun
 
 USAGE = """\
 dgl-mgpu COMMAND [key=value ...]
@@ -271,6 +271,19 @@ def _entry(name: str, text: str) -> list[str]:
     return [first, *(f"{'':28}{line}" for line in below)]
 
 
+def _after_restart() -> list[str]:
+    """Arguments by which a run goes on, if torchrun has started its first rank again."""
+    if not may_restart():
+        return []
+    from dgl_mgpu.train.launch.torchrun_store import folder_before
+
+    folder = folder_before()
+    if folder is None:
+        return []
+    quoted = str(folder).replace("'", r"\'")
+    return [f"trainer.resume='{quoted}'", f"hydra.run.dir='{quoted}'"]
+
+
 def _train(arguments: list[str]) -> int:
     global _run_advice
     _run_advice = None
@@ -283,7 +296,7 @@ def _train(arguments: list[str]) -> int:
         remove_unused,
     )
 
-    words = hydra_arguments(arguments)
+    words = hydra_arguments([*arguments, *_after_restart()])
     failures: list[Exception] = []
 
     @hydra.main(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import dgl
@@ -26,24 +26,25 @@ class LayerBlock(DGLBlock):
     """
 
     layer: int
-    _whole_degrees: Callable[[str, CanonicalEtype, torch.Tensor], torch.Tensor]
+    _blocks: Blocks
 
     def __getitem__(self, key: Any) -> LayerBlock:
         part = super().__getitem__(key)
-        part.layer, part._whole_degrees = self.layer, self._whole_degrees
+        part.layer, part._blocks = self.layer, self._blocks
         return part
 
     def out_degrees(self, u: Any = ALL, etype: Any = None) -> Any:
         full = self.to_canonical_etype(etype)
-        degrees = self._whole_degrees("out", full, self.srcnodes[full[0]].data[dgl.NID])
+        degrees = self._blocks.degrees("out", full, self.srcnodes[full[0]].data[dgl.NID])
         return degrees if is_all(u) else degrees[u]
 
     def in_degrees(self, v: Any = ALL, etype: Any = None) -> Any:
         full = self.to_canonical_etype(etype)
+        self._blocks.asked_degrees.add(("in", full))
         if self.num_edges(full):
             return super().in_degrees(v, full)
         # Of a layer that has been done a block has no edges.
-        degrees = self._whole_degrees("in", full, self.dstnodes[full[2]].data[dgl.NID])
+        degrees = self._blocks.degrees("in", full, self.dstnodes[full[2]].data[dgl.NID])
         return degrees if is_all(v) else degrees[v]
 
 
@@ -60,13 +61,15 @@ class Blocks:
         #: Where node ids have to be.
         self._ids_device = device if pinned else g.device
         self._degrees: dict[tuple[str, CanonicalEtype], Column] = {}
+        #: The degrees that blocks were asked for so far.
+        self.asked_degrees: set[tuple[str, CanonicalEtype]] = set()
 
     def whole(self) -> DGLGraph:
         """A block of which all nodes are sources and destinations."""
         g = self.g
         counts = {ntype: g.num_nodes(ntype) for ntype in g.ntypes}
         if isinstance(g, StoreGraph):
-            return self.of_in_edges({ntype: (0, count) for ntype, count in counts.items()})
+            return self.of_in_edges({ntype: range(count) for ntype, count in counts.items()})
         block = dgl.create_block(
             {etype: ("csc", g.adj_tensors("csc", etype)) for etype in g.canonical_etypes},
             counts,
@@ -84,11 +87,11 @@ class Blocks:
             data[dgl.EID] = torch.arange(g.num_edges(etype), dtype=g.idtype, device=g.device)
         return block.to(self.device)
 
-    def of_in_edges(self, ranges: Mapping[str, tuple[int, int]]) -> DGLGraph:
+    def of_in_edges(self, ranges: Mapping[str, range]) -> DGLGraph:
         """A block of all in-edges of some nodes: a range of ids of each type."""
         seeds = {
-            ntype: torch.arange(low, high, dtype=self.g.idtype, device=self._ids_device)
-            for ntype, (low, high) in ranges.items()
+            ntype: torch.arange(ids.start, ids.stop, dtype=self.g.idtype, device=self._ids_device)
+            for ntype, ids in ranges.items()
         }
         if self._sampler is not None:
             _, _, [block] = self._sampler.sample_blocks(self.g, seeds)
@@ -132,27 +135,37 @@ class Blocks:
         """A block that shares all with another one, and is for one layer."""
         layer_block = copy.copy(block)
         layer_block.__class__ = LayerBlock
-        layer_block.layer, layer_block._whole_degrees = layer, self.degrees
+        layer_block.layer, layer_block._blocks = layer, self
         return layer_block
 
     def degrees(self, way: str, etype: CanonicalEtype, ids: torch.Tensor) -> torch.Tensor:
         """In the whole graph, 'out' of source nodes or 'in' of destinations; dtype of ids."""
+        self.asked_degrees.add((way, etype))
         if (way, etype) not in self._degrees:
+            self.count_degrees([(way, etype)])
+        return self._degrees[way, etype].take(ids)
+
+    def count_degrees(self, ways: Iterable[tuple[str, CanonicalEtype]]) -> None:
+        """Count degrees before they are asked for, as ranks do together over machines."""
+        for way, etype in sorted(ways):
             ntype = etype[0] if way == "out" else etype[2]
             self._degrees[way, etype] = Column(ntype, self._count_degrees(way, etype))
-        return self._degrees[way, etype].take(ids)
 
     def _count_degrees(self, way: str, etype: CanonicalEtype) -> torch.Tensor:
         g, outgoing = self.g, way == "out"
         if isinstance(g, DGLGraph):
             return g.out_degrees(etype=etype) if outgoing else g.in_degrees(etype=etype)
+        if g.spans_machines:
+            return g.count_degrees(way, etype)
         size = g.num_nodes(etype[0] if outgoing else etype[2])
         counts = torch.zeros(size, dtype=g.idtype, device=self.device)
         num_dst = g.num_nodes(etype[2])
         step = max(1, num_dst * (1 << 24) // max(g.num_edges(), 1))
         for low in range(0, num_dst, step):
             high = min(low + step, num_dst)
-            block = self.of_in_edges(dict.fromkeys(g.ntypes, (0, 0)) | {etype[2]: (low, high)})
+            block = self.of_in_edges(
+                dict.fromkeys(g.ntypes, range(0)) | {etype[2]: range(low, high)}
+            )
             if outgoing:
                 ends = block.srcnodes[etype[0]].data[dgl.NID][block.edges(etype=etype)[0].long()]
                 counts.index_add_(0, ends.long(), torch.ones_like(ends))

@@ -30,22 +30,39 @@ class InferenceGroup:
     machine: Communicator = field(default_factory=Communicator)  # ranks that share its memory
     firsts: Communicator = field(default_factory=Communicator)  # the first ranks of all machines
     machines: tuple[int, ...] = (0,)  # of each rank, the number of its machine in `firsts`
+    #: Ranks that ask each other for rows, where each machine has those of the nodes that it owns.
+    peers: Communicator | None = None
 
     @classmethod
-    def of_job(cls) -> InferenceGroup:
-        """All ranks of the job, each of which must call this."""
+    def of_job(cls, each_its_own: bool = False) -> InferenceGroup:
+        """All ranks of the job, each of which must call this.
+
+        With ``each_its_own``, each machine infers the nodes that it owns.
+        """
         everyone, machine = Communicator.of_all_machines(), Communicator.of_this_machine()
         firsts = Communicator.of_first_ranks()
         number = machine.broadcast_from_rank0(ASKED, lambda: firsts.rank)
-        return cls(everyone, machine, firsts, tuple(everyone.all_gather(number)))
+        peers = Communicator.across_machines() if each_its_own else None
+        return cls(everyone, machine, firsts, tuple(everyone.all_gather(number)), peers)
 
     @property
     def size(self) -> int:
         return self.everyone.size
 
     def batches(self, length: int, step: int) -> list[tuple[int, int]]:
-        """This rank's ranges of ``step`` numbers below ``length``: ranks take them in turn."""
-        return self._every_batch(length, step)[self.everyone.rank :: self.size]
+        """This rank's ranges of ``step`` numbers below ``length``: ranks take them in turn.
+
+        Where ranks ask each other for rows, all have as many: the last ones may be empty.
+        """
+        every, sharing = self._every_batch(length, step), self.sharing
+        if self.peers is not None:
+            every += [(length, length)] * (-len(every) % sharing.size)
+        return every[sharing.rank :: sharing.size]
+
+    @property
+    def sharing(self) -> Communicator:
+        """The ranks that share the work on a range of nodes."""
+        return self.everyone if self.peers is None else self.machine
 
     def room(self, nbytes: int, folder: str | os.PathLike | None) -> Segment:
         """Memory that the ranks of a machine share, all of which call this.
@@ -74,7 +91,7 @@ class InferenceGroup:
 
         Each batch of ``length`` has the same share of this machine's rows.
         """
-        if self.firsts.size == 1:
+        if self.firsts.size == 1 or self.peers is not None:
             return
         for number, (low, high) in enumerate(self._every_batch(length, step)):
             part = share(len(rows), low, high, length)
@@ -88,12 +105,7 @@ class InferenceGroup:
         first = self.everyone.run_all(ASKED, lambda: next(batches, None))
         widths = self.everyone.all_gather(0 if first is None else first.shape[1])
         shape = length, max(widths)  # a rank may have no batch
-        memory = None
-        if self.machine.size > 1:
-            memory = self.room(math.prod(shape) * torch.float32.itemsize, None)
-            rows = torch.from_numpy(memory.array(np.float32, shape))
-        else:
-            rows = torch.empty(shape)
+        rows, memory = self._empty(shape)
 
         def fill() -> None:
             ranges = self.batches(length, step)
@@ -105,6 +117,32 @@ class InferenceGroup:
         # Others of a machine wait for its first rank, which is sent the rows.
         self.everyone.run_all(ASKED, partial(self.bring, rows, length, step))
         return Column("", rows, None, memory).own_rows()
+
+    def of_all(self, own: torch.Tensor, first: int, num_nodes: int) -> torch.Tensor:
+        """Float32 rows of all nodes, of which each machine passes those from its ``first`` on.
+
+        The result is in the host's memory, which the ranks of a machine share.
+        """
+        rows, memory = self._empty((num_nodes, own.shape[1]))
+
+        def fill() -> None:
+            if self.machine.rank == 0:
+                rows[first : first + len(own)] = own
+
+        def send() -> None:
+            for source, (low, count) in enumerate(self.firsts.all_gather((first, len(own)))):
+                self.firsts.send(source, rows[low : low + count])
+
+        self.everyone.run_all(ASKED, fill)
+        self.everyone.run_all(ASKED, send)
+        return Column("", rows, None, memory).own_rows()
+
+    def _empty(self, shape: tuple[int, int]) -> tuple[torch.Tensor, Segment | None]:
+        """Float32 rows that the ranks of a machine share."""
+        if self.machine.size == 1:
+            return torch.empty(shape), None
+        memory = self.room(math.prod(shape) * torch.float32.itemsize, None)
+        return torch.from_numpy(memory.array(np.float32, shape)), memory
 
     @contextmanager
     def rank0_buffers(self, model: nn.Module) -> Iterator[None]:

@@ -23,6 +23,7 @@ from dgl_mgpu.errors import IdOutOfRangeError, InvalidInputError
 from dgl_mgpu.layerwise_inference.blocks import Blocks
 from dgl_mgpu.layerwise_inference.rows import ASKED, Column, Graph, Outline, Tree, leaves, map_tree
 from dgl_mgpu.store.feature_storage import TableStorage
+from dgl_mgpu.utils.types import CanonicalEtype
 
 
 @contextmanager
@@ -312,6 +313,8 @@ class InferencePlan:
     readers: list[set[int]] = field(default_factory=list)
     #: The same for the result of each call.
     call_readers: list[set[int]] = field(default_factory=list)
+    #: Degrees of the whole graph that the model asks blocks for.
+    degrees: set[tuple[str, CanonicalEtype]] = field(default_factory=set)
 
     @classmethod
     def of(cls, model: nn.Module, pattern: ProbeGraph, num_layers: int) -> InferencePlan:

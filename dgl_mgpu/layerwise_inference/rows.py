@@ -83,6 +83,20 @@ class Column:
         return self.rows.fetch(torch.arange(len(self.rows)), device)
 
 
+@dataclass(frozen=True, kw_only=True)
+class OwnColumn(Column):
+    """Of which each machine has the rows of the nodes that it owns; all ranks take together."""
+
+    g: StoreGraph
+    #: What they are, for errors.
+    name: str
+
+    def take(self, ids: torch.Tensor) -> torch.Tensor:
+        assert isinstance(self.rows, torch.Tensor)
+        rows = self.g.rows_of_owners(self.name, self.ntype, self.rows, ids.to(self.g.device))
+        return rows.to(ids.device)
+
+
 _LEAVES = torch.Tensor | Outline | Column
 
 

@@ -57,7 +57,9 @@ def inference(
 
     On a partitioned graph, every rank calls it; the model is called at once, on the rank's part.
     On a store's graph, every rank of the job calls it too, with the same arguments: ranks take
-    batches in turn, and those of a machine share what they keep.  All have the same model; of its
+    batches in turn, and those of a machine share what they keep.  Over machines (``span='job'``)
+    each one infers the nodes that it owns, layer by layer, and asks the others for their
+    neighbours' rows: it keeps those of its own nodes alone.  All have the same model; of its
     buffers, which may differ (a batch norm's means), the first rank's count, as in
     DistributedDataParallel.  With ``layerwise=False`` each rank does everything by itself, and may
     be the only one that calls it.
@@ -93,7 +95,8 @@ def inference(
     -------
     Tensor, or a dict, list or tuple of them, as the model returns it
         A row for each node; in the host's memory.  On a partitioned graph, a row for each of this
-        rank's nodes (see :meth:`PartitionedGraph.gather`), on the rank's device.
+        rank's nodes (see :meth:`PartitionedGraph.gather`), on the rank's device.  On a store over
+        machines, a row for each of the machine's nodes, ``g.own_nodes(ntype)``.
 
     Raises
     ------
@@ -107,7 +110,7 @@ def inference(
     UnsupportedByPartitionError
         If a partitioned graph is to be done layer by layer.
     UnsupportedByStoreError
-        If other machines have some of a store's rows.
+        If a store over machines is to be done at once.
     DeviceMemoryError
         If a GPU's memory is too small for a batch of one node.
     OutputError
@@ -124,8 +127,9 @@ def inference(
     """
     if isinstance(model, DistributedDataParallel):
         model = model.module  # ranks make different numbers of calls
+    spans_machines = isinstance(g, StoreGraph) and g.spans_machines
     group = (
-        InferenceGroup.of_job()
+        InferenceGroup.of_job(each_its_own=spans_machines)
         if isinstance(g, StoreGraph) and layerwise is not False
         else InferenceGroup()
     )
@@ -177,8 +181,6 @@ def _device(model: nn.Module, g: Graph, device: torch.device | str | None) -> to
             f"g is of type {type(g).__name__}, not a graph",
             "pass a DGLGraph or a store's graph",
         )
-    if isinstance(g, StoreGraph) and g.spans_machines:
-        raise spread_over_machines(ASKED)
     tensors = [*model.parameters(), *model.buffers()]
     own = tensors[0].device if tensors else g.device
     if device is None:
@@ -202,6 +204,8 @@ def _check(
     num_layers: int | None,
     folder: str | os.PathLike | None,
 ) -> None:
+    if isinstance(g, StoreGraph) and g.spans_machines and layerwise is False:
+        raise spread_over_machines("infer all nodes of a graph at once")
     if isinstance(g, PartitionedGraph) and (layerwise or batch_size is not None):
         raise UnsupportedByPartitionError(
             "infer a partitioned graph layer by layer",

@@ -16,6 +16,7 @@ import torch
 from dgl import DGLGraph
 from torch import nn
 
+from dgl_mgpu.comm.communicator import Communicator
 from dgl_mgpu.distributed.graph import PartitionedGraph
 from dgl_mgpu.distributed.memory import free_bytes
 from dgl_mgpu.errors import DeviceMemoryError, InvalidInputError, OutputError
@@ -31,8 +32,17 @@ from dgl_mgpu.layerwise_inference.plan import (
     TracedBlocks,
     intercept_calls,
 )
-from dgl_mgpu.layerwise_inference.rows import Column, Graph, Outline, Tree, leaves, map_tree
+from dgl_mgpu.layerwise_inference.rows import (
+    Column,
+    Graph,
+    Outline,
+    OwnColumn,
+    Tree,
+    leaves,
+    map_tree,
+)
 from dgl_mgpu.machine.shared_memory import free_host_bytes
+from dgl_mgpu.store.graph import StoreGraph
 from dgl_mgpu.utils.stages import stage
 
 #: Tensors as wide as the widest rows that a layer is taken to have at the same time.
@@ -68,11 +78,27 @@ class AtOnce:
         return needed <= _free_memory(self.device) // 2
 
 
+@dataclass(frozen=True)
+class _Batch:
+    """A call of the model for a layer's batch of nodes."""
+
+    layer: int
+    output: Tree  # of Column: the model's result, in the last layer
+    ranges: Mapping[str, range]
+    sources: Mapping[str, torch.Tensor]
+    blocks: list[DGLGraph]  # of each layer
+    inputs: Tree
+    #: What each call of earlier layers gave for the sources; outlines of what nobody reads.
+    earlier: list[Tree]
+
+
 class LayerByLayer:
     """Calls of the model for batches of nodes, for one layer after the other.
 
     A batch has ``batch_size`` nodes of all types together.  The ranks of ``group`` take batches in
     turn; all of them make and run the same one.  Results are kept in ``folder``, if not in memory.
+    Where a store is spread over machines, each one infers and keeps the nodes that it owns, and
+    asks the others for rows.
     """
 
     def __init__(
@@ -89,16 +115,20 @@ class LayerByLayer:
         self.model, self.g, self.columns, self.plan = model, g, columns, plan
         self.device, self.folder, self.group = device, folder, group or InferenceGroup()
         self.blocks = Blocks(g, device)
-        self.counts = {ntype: g.num_nodes(ntype) for ntype in g.ntypes}
+        everyone, peers = self.group.everyone, self.group.peers
+        #: The nodes that this machine infers.
+        self.own = {
+            ntype: range(g.num_nodes(ntype)) if peers is None else g.own_nodes(ntype)
+            for ntype in g.ntypes
+        }
         #: Batches are ranges of it, and of every type the same share.
-        self.length = max(self.counts.values())
+        self.length = max(everyone.all_gather(max(map(len, self.own.values()))))
         self.may_shrink = batch_size is None
         # The same batches on every rank, and some for each.
-        everyone = self.group.everyone
         nodes = everyone.run_all(ASKED_LAYERS, lambda: batch_size or self._suitable_batch_size())
-        nodes = min(everyone.all_gather(nodes))
-        step = nodes * self.length // max(sum(self.counts.values()), 1)
-        self.dealt = max(1, min(step, -(-self.length // self.group.size)))
+        step = nodes * self.length // max(sum(map(len, self.own.values())), 1)
+        step = min(everyone.all_gather(step))
+        self.dealt = max(1, min(step, -(-self.length // self.group.sharing.size)))
         #: Less, where memory has turned out to be too small.
         self.step = self.dealt
         #: What calls have given: columns while somebody is to read them.
@@ -106,6 +136,8 @@ class LayerByLayer:
 
     def run(self) -> Tree:
         output, run_all = None, self.group.everyone.run_all
+        if self.group.peers is not None:
+            self.blocks.count_degrees(self.plan.degrees)
         for layer in range(self.plan.num_layers):
             output = run_all(ASKED_LAYERS, partial(self._make_room, layer))
             run_all(ASKED_LAYERS, partial(self._run_layer, layer, output))
@@ -121,11 +153,13 @@ class LayerByLayer:
         for number, call in enumerate(self.plan.calls):
             readers = self.plan.call_readers[number]
             if call.layer == layer and readers:
-                self.kept[number] = map_tree(self._allocate, call.outline)
+                allocate = partial(self._allocate, f"what call {number} of the model gave")
+                self.kept[number] = map_tree(allocate, call.outline)
             elif all(reader < layer for reader in readers):
                 self.kept[number] = call.outline
         last = layer == self.plan.num_layers - 1
-        return map_tree(self._allocate, self.plan.output) if last else None
+        allocate = partial(self._allocate, "what the model gave")
+        return map_tree(allocate, self.plan.output) if last else None
 
     def _run_layer(self, layer: int, output: Tree) -> None:
         """Do this rank's batches."""
@@ -137,21 +171,61 @@ class LayerByLayer:
                 torch.cuda.synchronize(self.device)  # rows are on their way to the host
 
     def _run_range(self, layer: int, output: Tree, low: int, end: int) -> None:
+        if self.group.peers is not None:
+            self._run_range_together(self.group.peers, layer, output, low, end)
+            return
         while low < end:
             high = min(low + self.step, end)
             batch = partial(self._run_batch, layer, output, low, high)
             if not self.may_shrink:
                 batch()
             elif unless_out_of_memory(batch) is None:
-                if self.step == 1:
-                    raise DeviceMemoryError(
-                        ASKED_LAYERS,
-                        f"'{self.device}' has too little memory for one node and its neighbours",
-                        "free some, or compute on the CPU",
-                    )
-                self.step = (self.step + 1) // 2
+                self._shrink()
                 continue
             low = high
+
+    def _run_range_together(
+        self, peers: Communicator, layer: int, output: Tree, low: int, end: int
+    ) -> None:
+        """The same, batch by batch with the ranks of other machines, which have the same range.
+
+        They ask each other for rows: so a rank whose machine has no nodes in it infers its last
+        ones once more.
+        """
+        while True:
+            high = min(low + self.step, end)
+            ranges = self._ranges(low, high)
+            is_kept = any(map(len, ranges.values()))
+            if not is_kept:
+                ranges = self._ranges(self.length - 1, self.length)
+            batch = self._fetch(layer, output, ranges)
+            call = partial(self._call, batch, is_kept)
+            done = peers.run_all(
+                ASKED_LAYERS, partial(unless_out_of_memory, call) if self.may_shrink else call
+            )
+            if all(peers.all_gather(done is not None)):
+                low = high
+                if low >= end:
+                    return
+            else:
+                self._shrink()
+
+    def _shrink(self) -> None:
+        if self.step == 1:
+            raise DeviceMemoryError(
+                ASKED_LAYERS,
+                f"'{self.device}' has too little memory for one node and its neighbours",
+                "free some, or compute on the CPU",
+            )
+        self.step = (self.step + 1) // 2
+
+    def _ranges(self, low: int, high: int) -> dict[str, range]:
+        """The nodes of each type that belong to a batch."""
+        ranges = {}
+        for ntype, own in self.own.items():
+            begin, end = share(len(own), low, high, self.length)
+            ranges[ntype] = own[begin:end]
+        return ranges
 
     def _bring(self, layer: int, output: Tree) -> None:
         """Have on every machine the results that a layer's calls and the model had on any."""
@@ -161,13 +235,14 @@ class LayerByLayer:
                 self.group.bring(column.rows, self.length, self.dealt)
 
     def _run_batch(self, layer: int, output: Tree, low: int, high: int) -> bool:
+        return self._call(self._fetch(layer, output, self._ranges(low, high)), True)
+
+    def _fetch(self, layer: int, output: Tree, ranges: Mapping[str, range]) -> _Batch:
+        """What the model is called with for a batch, and what its calls of earlier layers gave."""
         plan, last = self.plan, self.plan.last_call(layer)
-        ranges = {
-            ntype: share(count, low, high, self.length) for ntype, count in self.counts.items()
-        }
         block = self.blocks.of_in_edges(ranges)
-        sources = {ntype: block.srcnodes[ntype].data[dgl.NID] for ntype in self.counts}
-        targets = {ntype: block.dstnodes[ntype].data[dgl.NID] for ntype in self.counts}
+        sources = {ntype: block.srcnodes[ntype].data[dgl.NID] for ntype in self.own}
+        targets = {ntype: block.dstnodes[ntype].data[dgl.NID] for ntype in self.own}
         before, after = self.blocks.without_edges(sources), self.blocks.without_edges(targets)
         of_layers = [before] * layer + [block] + [after] * (plan.num_layers - layer - 1)
         columns = iter(plan.readers)
@@ -177,15 +252,36 @@ class LayerByLayer:
             ),
             self.columns,
         )
-        number = -1
+
+        def taken(rows: Column | Outline) -> torch.Tensor | Outline:
+            return rows if isinstance(rows, Outline) else rows.take(sources[rows.ntype])
+
+        calls = plan.calls if output is not None else plan.calls[: last + 1]
+        earlier = [
+            map_tree(taken, kept) if call.layer < layer else None
+            for call, kept in zip(calls, self.kept, strict=False)
+        ]
+        return _Batch(layer, output, ranges, sources, of_layers, inputs, earlier)
+
+    def _call(self, batch: _Batch, is_kept: bool) -> bool:
+        """Call the model for a batch, and keep what a layer's calls and it give."""
+        plan, layer, output = self.plan, batch.layer, batch.output
+        last, number = plan.last_call(layer), -1
+
+        def keep(kept: Tree, given: Tree) -> None:
+            if is_kept:
+                self._keep(kept, given, batch.ranges)
+
+        def unread(rows: torch.Tensor | Outline) -> torch.Tensor:
+            return rows.take(batch.sources[rows.ntype]) if isinstance(rows, Outline) else rows
 
         def handle(graph: DGLGraph, arguments: Tree, run: Callable[[], Any]) -> Any:
             nonlocal number
             number += 1
             if plan.calls[number].layer < layer:
-                return map_tree(lambda rows: rows.take(sources[rows.ntype]), self.kept[number])
+                return map_tree(unread, batch.earlier[number])
             given = run()
-            self._keep(self.kept[number], given, ranges)
+            keep(self.kept[number], given)
             if number == last and output is None:
                 raise CallEnded
             return given
@@ -193,24 +289,25 @@ class LayerByLayer:
         with intercept_calls(handle), stage("forward"):
             try:
                 result = self.model(
-                    TracedBlocks(map(self.blocks.for_layer, of_layers, range(plan.num_layers))),
-                    inputs,
+                    TracedBlocks(map(self.blocks.for_layer, batch.blocks, range(plan.num_layers))),
+                    batch.inputs,
                 )
-                self._keep(output, result, ranges)
+                keep(output, result)
             except CallEnded:
                 pass
         return True
 
-    def _keep(self, kept: Tree, given: Tree, ranges: Mapping[str, tuple[int, int]]) -> None:
+    def _keep(self, kept: Tree, given: Tree, ranges: Mapping[str, range]) -> None:
         """Copy a batch's rows to where they are kept, if they are."""
         for column, rows in zip(leaves(kept), leaves(given), strict=True):
             if not isinstance(column, Outline):
-                low, high = ranges[column.ntype]
-                column.rows[low:high].copy_(rows, non_blocking=column.pin is not None)
+                ids, first = ranges[column.ntype], self.own[column.ntype].start
+                own = column.rows[ids.start - first : ids.stop - first]
+                own.copy_(rows, non_blocking=column.pin is not None)
 
-    def _allocate(self, outline: Outline) -> Column:
-        """Room for a row of every node, in memory or in a file without a name."""
-        shape = (self.counts[outline.ntype], *outline.row_shape)
+    def _allocate(self, name: str, outline: Outline) -> Column:
+        """Room for a row of each own node, in memory or in a file without a name."""
+        shape = (len(self.own[outline.ntype]), *outline.row_shape)
         size, memory = math.prod(shape), None
         if self.group.machine.size > 1:
             memory = self.group.room(size * outline.dtype.itemsize, self.folder)
@@ -220,10 +317,13 @@ class LayerByLayer:
         else:
             rows = _in_nameless_file(self.folder, size, outline.dtype).view(shape)
         # A file's pages are not to stay in memory.
-        if self.device.type == "cpu" or self.folder is not None or rows.nbytes < _PINNED_BYTES:
-            return Column(outline.ntype, rows, None, memory)
-        pin = self.group.machine.run_all(ASKED_LAYERS, lambda: pin_memory_inplace(rows))
-        return Column(outline.ntype, rows, pin, memory)
+        pin = None
+        if self.device.type != "cpu" and self.folder is None and rows.nbytes >= _PINNED_BYTES:
+            pin = self.group.machine.run_all(ASKED_LAYERS, lambda: pin_memory_inplace(rows))
+        if self.group.peers is None:
+            return Column(outline.ntype, rows, pin, memory)
+        assert isinstance(self.g, StoreGraph)
+        return OwnColumn(outline.ntype, rows, pin, memory, g=self.g, name=name)
 
     def _suitable_batch_size(self) -> int:
         """As many nodes as are likely to fit in half of the memory that is free."""
@@ -232,7 +332,7 @@ class LayerByLayer:
         widest_row_bytes = max(
             sum(outline.row_bytes for outline in leaves(tree)) for tree in (inputs, *outlines)
         )
-        nodes = max(sum(self.counts.values()), 1)
+        nodes = max(self.g.num_nodes(), 1)
         edges = sum(self.g.num_edges(etype) for etype in self.g.canonical_etypes)
         # A row for each destination and, at most, a source for each edge.
         per_node = _TENSORS_AT_ONCE * max(widest_row_bytes, 1) * (1 + edges / nodes)
@@ -294,6 +394,7 @@ def checked_plan(model: nn.Module, pattern: ProbeGraph, num_layers: int) -> Infe
                 "on a few nodes this gives other results than computing all layers at once",
                 fix,
             )
+    plan.degrees = runner.blocks.asked_degrees
     return plan
 
 

@@ -263,6 +263,12 @@ def as_uniform(draws: Tensor) -> Tensor:
     return top_bits(draws).double() * 2.0**-53
 
 
+def as_below(draws: Tensor, bounds: Tensor) -> Tensor:
+    """Draws as integers in [0, bounds), as `below` has them, or 0; bounds are under 2**31."""
+    low = (draws & _LOW_WORD) * bounds >> 32
+    return (_high(draws) * bounds + low) >> 32
+
+
 def top_bits(draws: Tensor) -> Tensor:
     """The 53 highest bits of draws, int64."""
     return (draws >> 11) & ((1 << 53) - 1)

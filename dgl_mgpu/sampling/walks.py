@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace as with_fields
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from dgl.heterograph_index import HeteroGraphIndex
@@ -21,7 +21,7 @@ from dgl_mgpu.graph.index import TensorIndex
 from dgl_mgpu.graph.relation import Relation, ranges
 from dgl_mgpu.ops import SampleKey
 from dgl_mgpu.ops import random_walk as walk_uniformly
-from dgl_mgpu.ops.philox import WALK_STREAM, as_uniform, draw_blocks
+from dgl_mgpu.ops.philox import WALK_STREAM, as_below, as_uniform, draw_blocks
 from dgl_mgpu.ops.view import GraphView
 from dgl_mgpu.ops.walk import occurrences
 from dgl_mgpu.sampling.seed_edges import all_edges, edge_rows, new_key, resolve_graph, values_at
@@ -157,9 +157,9 @@ class _Steps(NamedTuple):
             ends = total == 0
         return torch.where(ends | (nodes < 0), -1, place)
 
-    def step(self, nodes: torch.Tensor, random: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """For each node the next, and the edge to it, as a number in [0, 1) chooses; or -1."""
-        return self.take(self.places(nodes, random))
+    def step(self, nodes: torch.Tensor, draws: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """For each node the next, and the edge to it, as a draw of 64 bits chooses; or -1."""
+        return self.take(self.places(nodes, as_uniform(draws)))
 
     def take(self, places: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The nodes to which edges at places lead, and their ids; -1 for place -1."""
@@ -187,7 +187,7 @@ class StepsByRow(NamedTuple):
     view: GraphView
     weights: Callable[[torch.Tensor], torch.Tensor] | None
 
-    def step(self, nodes: torch.Tensor, random: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def step(self, nodes: torch.Tensor, draws: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         if not self.view.num_rows:
             return nodes, nodes  # all of them -1
         here, row = nodes.clamp(min=0).unique(return_inverse=True)
@@ -197,7 +197,30 @@ class StepsByRow(NamedTuple):
             weights = self.weights(edges.eids).double()
             sums = _sums(weights, edge_rows(edges), len(here))
         steps = _Steps(edges.indptr, edges.neighbors, edges.eids, sums)
-        return steps.step(torch.where(nodes < 0, -1, row), random)
+        return steps.step(torch.where(nodes < 0, -1, row), draws)
+
+
+class EvenStepsByRow(NamedTuple):
+    """The same for edges of equal probability, as the kernel of walks chooses them."""
+
+    view: GraphView
+
+    def step(self, nodes: torch.Tensor, draws: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        if not self.view.num_rows:
+            return nodes, nodes  # all of them -1
+        here, row = nodes.clamp(min=0).unique(return_inverse=True)
+        edges = all_edges(self.view, here)
+        degrees = edges.indptr.diff()[row]
+        places = edges.indptr[:-1][row] + as_below(draws, degrees)
+        places = torch.where((nodes < 0) | (degrees == 0), -1, places)
+        return _Steps(edges.indptr, edges.neighbors, edges.eids, None).take(places)
+
+
+class Steps(Protocol):
+    """Edges to step along."""
+
+    def step(self, nodes: torch.Tensor, draws: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """For each node the next, and the edge to it, as a draw of 64 bits chooses; or -1."""
 
 
 def _steps(relation: Relation, prob: Any, device: torch.device) -> _Steps | StepsByRow:
@@ -255,7 +278,7 @@ def _checked_starts(starts: torch.Tensor, num_nodes: int) -> torch.Tensor:
 
 
 def walk_by_steps(
-    steps: Sequence[_Steps | StepsByRow],
+    steps: Sequence[Steps],
     starts: torch.Tensor,
     restart: Sequence[float],
     key: SampleKey,
@@ -275,11 +298,8 @@ def walk_by_steps(
         streams = (
             torch.arange(first, min(first + together, len(steps)), device=device) + WALK_STREAM
         )
-        picks, ends = (
-            as_uniform(draws)
-            for draws in draw_blocks(starts, numbers, streams[:, None], key.fold())
-        )
-        for step, (pick, end) in enumerate(zip(picks, ends, strict=True), first):
+        picks, ends = draw_blocks(starts, numbers, streams[:, None], key.fold())
+        for step, (pick, end) in enumerate(zip(picks, as_uniform(ends), strict=True), first):
             node = torch.where(end < restart[step], -1, node)
             node, edges[:, step] = steps[step].step(node, pick)
             traces[:, step + 1] = node

@@ -33,6 +33,8 @@ Edges = torch.Tensor | Mapping[Any, torch.Tensor]
 
 #: Nodes whose first edges are searched together; 8 bytes of each run of them stay in memory.
 _RUN = 16
+#: Edges that are read at a time, on average.
+_EDGES_PER_READ = 1 << 20
 
 
 def ends_of(topology: TopologySource) -> np.ndarray:
@@ -117,7 +119,7 @@ class EdgeQueries:
     def in_degrees(
         self, v: torch.Tensor | int = ALL, etype: str | CanonicalEtype | None = None
     ) -> torch.Tensor | int:
-        """How many in-edges nodes have.
+        """How many in-edges nodes have; over machines asked by all ranks together.
 
         Parameters
         ----------
@@ -137,21 +139,62 @@ class EdgeQueries:
         IdOutOfRangeError
             Of ids on a GPU by a later call, as :func:`dgl_mgpu.ops.gather_rows` says.
         """
-        full = self._structure.to_canonical_etype(etype)
-        view, action = self._structure.view(full), f"count in-edges of type {full}"
+        structure = self._structure
+        full = structure.to_canonical_etype(etype)
+        num_rows, action = structure.num_nodes(full[2]), f"count in-edges of type {full}"
         if is_all(v):
-            ids = torch.arange(view.num_rows, device=self._structure.device)
+            ids = torch.arange(num_rows, device=structure.device)
         else:
-            ids = self._structure.checked_ids(v, view.num_rows, action, "node")
+            ids = structure.checked_ids(v, num_rows, action, "node")
+        if structure.others is None:
+            degrees = self._kept_degrees(full, ids)
+        else:
+            own = self._own_degrees(full)
+            degrees = structure.others.gather_owned(f"in-degrees of {full}", full[2], own, ids)
+        return int(degrees[0]) if isinstance(v, Integral) else degrees
+
+    def _kept_degrees(self, etype: CanonicalEtype, ids: torch.Tensor) -> torch.Tensor:
+        """In-degrees of nodes whose in-edges are on this machine, in the graph's idtype."""
+        view, idtype = self._structure.views()[etype], self._structure.idtype
         if not len(ids):
-            return ids.to(self._structure.idtype)
-        bounds = _bounds(view, self._structure.edge_id_format(full))
+            return ids.to(idtype)
+        bounds = _bounds(view, self._structure.edge_id_format(etype))
         next_bounds = with_fields(bounds, pointers=bounds.pointers + bounds.row_bytes)
         ends, begins = (
             gather_rows(rows, ids).view(len(ids), -1)[:, 0] for rows in (next_bounds, bounds)
         )
-        degrees = (ends - begins).to(self._structure.idtype)
-        return int(degrees[0]) if isinstance(v, Integral) else degrees
+        return (ends - begins).to(idtype)
+
+    def _own_degrees(self, etype: CanonicalEtype) -> torch.Tensor:
+        """In-degrees of the nodes that this machine owns, in the graph's idtype."""
+        own = self._structure.own_nodes(etype[2])
+        ids = torch.arange(own.start, own.stop, device=self._structure.device)
+        return self._kept_degrees(etype, ids)
+
+    def count_degrees(self, way: str, etype: CanonicalEtype) -> torch.Tensor:
+        """Degrees of all nodes, 'out' of sources or 'in' of destinations, also over machines.
+
+        Collective where other machines have some of the edges: each one counts those of the nodes
+        that it owns.
+
+        Returns
+        -------
+        Tensor, the graph's idtype, shape (num_nodes,)
+            On the store's device.
+        """
+        structure = self._structure
+        view, own = structure.views()[etype], structure.own_nodes(etype[2])
+        size = view.num_cols if way == "out" else view.num_rows
+        counts = torch.zeros(size, dtype=structure.idtype, device=structure.device)
+        if way == "in":
+            counts[own.start : own.stop] = self._own_degrees(etype)
+        else:
+            step = max(1, _EDGES_PER_READ * view.num_rows // max(1, view.num_edges))
+            for low in range(own.start, own.stop, step):
+                ids = torch.arange(low, min(low + step, own.stop), device=structure.device)
+                sources = all_edges(view, ids).neighbors
+                counts += torch.bincount(sources, minlength=size).to(counts.dtype)
+        return counts if structure.others is None else structure.others.sum_over_machines(counts)
 
     def has_edges_between(
         self,

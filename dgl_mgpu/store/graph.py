@@ -220,11 +220,13 @@ class StoreGraph:
     num_nodes = number_of_nodes = _delegate("_structure", GraphStructure.num_nodes)
     num_edges = number_of_edges = _delegate("_structure", GraphStructure.num_edges)
     view = _delegate("_structure", GraphStructure.view)
+    own_nodes = _delegate("_structure", GraphStructure.own_nodes)
 
     # -- edges ----------------------------------------------------------------------------
 
     find_edges = _delegate("_edge_queries", EdgeQueries.find_edges)
     in_degrees = _delegate("_edge_queries", EdgeQueries.in_degrees)
+    count_degrees = _delegate("_edge_queries", EdgeQueries.count_degrees)
     has_edges_between = _delegate("_edge_queries", EdgeQueries.has_edges_between)
     edge_subgraph = _delegate("_edge_sampler", EdgeSampler.edge_subgraph)
     global_uniform_negative_sampling = _delegate(
@@ -239,6 +241,20 @@ class StoreGraph:
     has_feature = _delegate("_features", GraphFeatures.has_feature)
     check_weights = _delegate("_features", GraphFeatures.check_weights)
     weight_tables = _delegate("_features", GraphFeatures.weight_tables)
+
+    def rows_of_owners(
+        self, name: str, ntype: str, rows: torch.Tensor, ids: torch.Tensor
+    ) -> torch.Tensor:
+        """Rows of nodes, of which each machine passes those of its :meth:`own_nodes`; collective.
+
+        ``name`` says in errors what they are.  The result is on the store's device.
+        """
+        others = self._structure.others
+        return (
+            rows[ids.to(rows.device)].to(self.device)
+            if others is None
+            else (others.gather_owned(name, ntype, rows, ids))
+        )
 
     def add_features_to_block(self, block: dgl.DGLGraph) -> None:
         self._features.add_to_block(block)

@@ -169,6 +169,16 @@ class GraphStructure:
         assert isinstance(view, GraphView)
         return view
 
+    def own_nodes(self, ntype: str | None = None) -> range:
+        """The nodes of a type that this machine owns: where there are no others, all of them.
+
+        Over machines (``span='job'``) each has the features and in-edges of its own.
+        """
+        name = self.only_ntype(ntype)
+        if self.others is None:
+            return range(self.num_nodes_by_type[name])
+        return self.others.owned(name)
+
     @property
     def is_open(self) -> bool:
         """Whether the store has not been closed."""

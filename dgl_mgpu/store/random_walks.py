@@ -19,15 +19,17 @@ from dgl_mgpu.ops.sample_future import SampleFuture
 from dgl_mgpu.ops.view import GraphView
 from dgl_mgpu.sampling.block_sampling import dgl_blocks, visited_block
 from dgl_mgpu.sampling.seed_edges import all_edges, edge_rows
-from dgl_mgpu.sampling.walks import StepsByRow, period, walk_by_steps
+from dgl_mgpu.sampling.walks import EvenStepsByRow, Steps, StepsByRow, period, walk_by_steps
 from dgl_mgpu.store.batch_keys import BatchKeys
 from dgl_mgpu.store.graph_features import GraphFeatures
-from dgl_mgpu.store.graph_structure import GraphStructure, Nodes
+from dgl_mgpu.store.graph_structure import GraphStructure, Nodes, spread_over_machines
 from dgl_mgpu.store.neighbor_sampling import SampledBlocks, StoreSampler, destinations
+from dgl_mgpu.store.remote import OtherMachines
 from dgl_mgpu.utils.types import CanonicalEtype
 
 Metapath = Sequence[str | CanonicalEtype]
 
+_ACTION = "walk at random"
 #: Edge feature that says how often walks visited a neighbor.
 _VISITS = "visits"
 
@@ -67,7 +69,7 @@ class ReversedEdges:
         Raises UnsupportedByStoreError if no edge type has the edges of ``etype`` reversed; with
         ``needs_ids``, if none has them under the same ids.
         """
-        num_edges = self._structure.view(etype).num_edges  # raises if the store was closed
+        num_edges = self._structure.views()[etype].num_edges  # raises if the store was closed
         # By whether edges have the same ids there.
         reversed_views: dict[bool, GraphView | None] = {False: None, True: None}
         for other, view in self._structure.views().items():
@@ -98,17 +100,30 @@ class ReversedEdges:
 
     def _fingerprints_of(self, etype: CanonicalEtype) -> tuple[Fingerprint, Fingerprint]:
         if etype not in self._fingerprints:
-            self._fingerprints[etype] = fingerprints(self._structure.view(etype))
+            structure = self._structure
+            # Machines add up those of all types at once, whichever one a rank is the first to need.
+            etypes = [etype] if structure.others is None else structure.canonical_etypes
+            views = structure.views()
+            sums = torch.stack(
+                [fingerprint_sums(views[each], structure.own_nodes(each[2])) for each in etypes]
+            )
+            if structure.others is not None:
+                sums = structure.others.sum_over_machines(sums)
+            for each, (forward, backward) in zip(etypes, sums.view(-1, 2, 2).tolist(), strict=True):
+                self._fingerprints[each] = Fingerprint(*forward), Fingerprint(*backward)
         return self._fingerprints[etype]
 
 
-def fingerprints(view: GraphView) -> tuple[Fingerprint, Fingerprint]:
-    """Fingerprints of an edge type, and of its edges reversed; reads all edges."""
+def fingerprint_sums(view: GraphView, nodes: range) -> torch.Tensor:
+    """Fingerprints of the in-edges of nodes and, behind them, of these edges reversed; int64.
+
+    Reads all of these edges.
+    """
     device = view.tiers.device
     sums = torch.zeros(4, dtype=torch.int64, device=device)
     rows = max(1, _EDGES_PER_READ * view.num_rows // max(1, view.num_edges))
-    for begin in range(0, view.num_rows, rows):
-        targets = torch.arange(begin, min(begin + rows, view.num_rows), device=device)
+    for begin in range(nodes.start, nodes.stop, rows):
+        targets = torch.arange(begin, min(begin + rows, nodes.stop), device=device)
         edges = all_edges(view, targets)
         sources, eids = edges.neighbors.long(), edges.eids.long()
         destinations = edge_rows(edges) + begin
@@ -116,8 +131,7 @@ def fingerprints(view: GraphView) -> tuple[Fingerprint, Fingerprint]:
         for direction, ends in enumerate(hashes):
             sums[2 * direction] += ends.sum()
             sums[2 * direction + 1] += _hash(ends + eids).sum()
-    forward, backward = sums.view(2, 2).tolist()
-    return Fingerprint(*forward), Fingerprint(*backward)
+    return sums
 
 
 def _hash(numbers: torch.Tensor) -> torch.Tensor:
@@ -183,17 +197,24 @@ class RandomWalker:
             If no edge type has the edges of one of the metapath the other way round; with
             ``return_eids``, or probabilities of these edges, if none has them under the same ids.
         """
-        path = self._path(metapath, length)
-        start = path[0][0] if path else self.structure.ntypes[0]
-        starts = self.structure.seeds_by_ntype({start: nodes})[start]
+
+        def checked() -> tuple[list[CanonicalEtype], str, torch.Tensor, list[float]]:
+            path = self._path(metapath, length)
+            start = path[0][0] if path else self.structure.ntypes[0]
+            starts = self.structure.seeds_by_ntype({start: nodes})[start]
+            return path, start, starts, _by_step(restart_prob, len(path))
+
+        others = self.structure.others
+        path, start, starts, restart = (
+            checked() if others is None else others.run_all(_ACTION, checked)
+        )
         key = self.batch_keys.next_key({start: starts})
-        restart = _by_step(restart_prob, len(path))
         weights = {etype: self._weights_of(etype, prob) for etype in path}
         views = {
             etype: self.reversed_edges.view_by_source(etype, return_eids or rows is not None)
             for etype, rows in weights.items()
         }
-        if path and not any(weights.values()):
+        if path and not any(weights.values()) and others is None:
             shape, device = (len(starts), len(path)), self.structure.device
             edges = torch.empty(shape, dtype=torch.int64, device=device)
             traces = random_walk(
@@ -205,8 +226,17 @@ class RandomWalker:
                 edges=edges,
             )
         else:
-            steps = [StepsByRow(views[etype], weights[etype]) for etype in path]
-            traces, edges = walk_by_steps(steps, starts.long(), restart, key)
+            steps: dict[CanonicalEtype, Steps] = {}
+            for etype, view in views.items():
+                is_even = not any(weights.values())
+                kept = EvenStepsByRow(view) if is_even else StepsByRow(view, weights[etype])
+                what = f"walk along {etype}" + ("" if prob is None else f" by '{prob}'")
+                steps[etype] = (
+                    kept if others is None else _StepsOverMachines(others, what, etype[0], kept)
+                )
+            traces, edges = walk_by_steps(
+                [steps[etype] for etype in path], starts.long(), restart, key
+            )
         types = [start, *(etype[2] for etype in path)]
         idtype = self.structure.idtype
         numbers = torch.tensor([self.structure.ntypes.index(ntype) for ntype in types]).to(idtype)
@@ -253,6 +283,8 @@ class RandomWalker:
         UnsupportedByStoreError
             As :meth:`random_walk`.
         """
+        if self.structure.others is not None:
+            raise spread_over_machines("select PinSAGE neighbors")
         if metapath is None:
             ntype, views = self.structure.ntypes[0], [self.structure.view(self._only_etype())]
         else:
@@ -345,7 +377,7 @@ class RandomWalker:
 
     def _path(self, metapath: Metapath | None, length: int | None) -> list[CanonicalEtype]:
         """The edge types of a walk, of which each begins where the one before it ends."""
-        action = "walk at random"
+        action = _ACTION
         if metapath is None:
             if not self.structure.is_homogeneous or length is None:
                 raise InvalidInputError(
@@ -381,6 +413,22 @@ class RandomWalker:
                 "use a homogeneous graph, or pinsage_neighbors with metapath=",
             )
         return self.structure.canonical_etypes[0]
+
+
+@dataclass(frozen=True)
+class _StepsOverMachines:
+    """Steps from nodes of a type, each where its node's edges are."""
+
+    others: OtherMachines
+    what: str
+    ntype: str
+    #: Those that this machine has.
+    steps: StepsByRow | EvenStepsByRow
+
+    def step(self, nodes: torch.Tensor, draws: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.others.walk_step(
+            self.what, self.steps.view, self.ntype, nodes, draws, self.steps.step
+        )
 
 
 def _by_step(restart_prob: float | torch.Tensor | None, length: int) -> list[float]:

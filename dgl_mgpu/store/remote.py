@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import replace as with_fields
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 import torch
 
@@ -32,6 +32,8 @@ from dgl_mgpu.ops import (
 from dgl_mgpu.ops.check import check_ids, fanout_of, raise_at_id_outside
 from dgl_mgpu.utils.rows import as_bytes
 from dgl_mgpu.utils.types import CanonicalEtype
+
+T = TypeVar("T")
 
 #: How a rank comes to a round: with what it asks for, or with an error.
 _OK, _FAILED = 0, 1
@@ -149,6 +151,10 @@ class OtherMachines:
         #: Of ids as they are sent.
         self._dtype = torch.int32 if largest <= torch.iinfo(torch.int32).max else torch.int64
         self._messages = Messages(machines)
+        self._owned = {
+            ntype: range(*firsts[machines.rank : machines.rank + 2])
+            for ntype, firsts in bounds.items()
+        }
         #: What the last round was for, which tells what the next is like.
         self._last = ""
         self._bounds = {
@@ -166,6 +172,45 @@ class OtherMachines:
     def table(self, name: str, ntype: str) -> RemoteTable:
         """A feature of nodes of a type."""
         return RemoteTable(self, name, ntype)
+
+    def owned(self, ntype: str) -> range:
+        """The nodes of a type that this machine owns."""
+        return self._owned[ntype]
+
+    def gather_owned(
+        self, name: str, ntype: str, rows: torch.Tensor, ids: torch.Tensor
+    ) -> torch.Tensor:
+        """Rows of nodes, of which each machine has those of the nodes that it owns; collective.
+
+        ``rows``, of this one, are anywhere; the result is on the store's device.
+        """
+        what, owned = f"gather {name}", self._owned[ntype]
+        with self._told(what):
+            ids = check_ids(ids, what, self._device)
+            raise_at_id_outside(ids, int(self._bounds[ntype][-1]), what)
+        missing = self._elsewhere((ids >= owned.start) & (ids < owned.stop), ntype, ids)
+        asked, is_needed = self._ask(what, missing.ids, missing.counts)
+
+        def of(nodes: torch.Tensor) -> torch.Tensor:
+            places = nodes.to(rows.device, torch.int64) - owned.start
+            return rows.index_select(0, places).to(self._device)
+
+        if not is_needed:
+            return of(ids)
+        received = self._machines.all_to_all(of(asked.data), asked.lengths, missing.counts)
+        found = received.new_empty(len(ids), *rows.shape[1:])
+        found[missing.here] = of(ids[missing.here])
+        found[missing.there] = received[missing.inverse]
+        return found
+
+    def run_all(self, what: str, step: Callable[[], T]) -> T:
+        """Run ``step`` on all ranks, or have all raise where one does; collective."""
+        return self._machines.run_all(what, step)
+
+    def sum_over_machines(self, numbers: torch.Tensor) -> torch.Tensor:
+        """The sum of the machines' tensors of integers, on the store's device; collective."""
+        (every,) = self._machines.all_gather_cat("add up numbers of machines", [numbers[None]])
+        return every.sum(0, dtype=numbers.dtype)
 
     def gather(
         self,
@@ -259,6 +304,48 @@ class OtherMachines:
             etype: sampled for etype, sampled in zip(etypes, found, strict=True) if etype in seeds
         }
 
+    def walk_step(
+        self,
+        what: str,
+        view: GraphView,
+        ntype: str,
+        nodes: torch.Tensor,
+        draws: torch.Tensor,
+        step: Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]],
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """A step of walks, each where its node's edges are; collective.
+
+        ``nodes``, int64 and of a type, are -1 for walks that have ended.  ``step(nodes, draws)``
+        gives where walks go and along which edges, of nodes whose edges this machine has, of
+        ``view``.  Returns the same of all nodes.
+        """
+        position = view.position
+        is_here = position[nodes.clamp(min=0)] >= 0 if len(position) else nodes >= 0
+        here = (is_here & (nodes >= 0)).nonzero()[:, 0]
+        there = (~is_here & (nodes >= 0)).nonzero()[:, 0]
+        owners = torch.searchsorted(self._bounds[ntype][1:-1].long(), nodes[there], right=True)
+        there = there[owners.argsort(stable=True)]
+        counts = owners.bincount(minlength=self._machines.size).tolist()
+        # A draw has 64 bits, which are two elements where ids have 32.
+        picks = draws[there][:, None].view(self._dtype)
+        width = 1 + torch.int64.itemsize // self._dtype.itemsize
+        rows = torch.cat([nodes[there].to(self._dtype)[:, None], picks], 1)
+        asked, _ = self._ask(what, rows.flatten(), [count * width for count in counts])
+
+        def taken() -> tuple[tuple[torch.Tensor, torch.Tensor], list[torch.Tensor]]:
+            mine, of_others = step(nodes[here], draws[here]), asked.data.view(-1, width)
+            picks = of_others[:, 1:].clone(memory_format=torch.contiguous_format)
+            answer = torch.stack(step(of_others[:, 0].long(), picks.view(torch.int64)[:, 0]), 1).to(
+                self._dtype
+            )
+            lengths = [length // width for length in asked.lengths]
+            return mine, [part.flatten() for part in answer.split(lengths)]
+
+        to, along = torch.full_like(nodes, -1), torch.full_like(nodes, -1)
+        (to[here], along[here]), received = self._answered(what, taken)
+        to[there], along[there] = received.data.view(-1, 2).long().T
+        return to, along
+
     def check_weights(self, view: GraphView, weights: RowView) -> None:
         """Check the weights of edges, each machine those that it has; collective.
 
@@ -279,8 +366,8 @@ class OtherMachines:
         self._machines.run_all("check sampling weights", check)
 
     def _answered(
-        self, what: str, sample: Callable[[], tuple[list[SampledNeighbors], list[torch.Tensor]]]
-    ) -> tuple[list[SampledNeighbors], Received]:
+        self, what: str, sample: Callable[[], tuple[T, list[torch.Tensor]]]
+    ) -> tuple[T, Received]:
         """What is sampled here for this rank, and what others send it; all raise if one cannot."""
         try:
             mine, answers = sample()
@@ -329,6 +416,10 @@ class OtherMachines:
         is_here = (
             position[ids.long()] >= 0 if len(position) else torch.ones_like(ids, dtype=torch.bool)
         )
+        return self._elsewhere(is_here, ntype, ids)
+
+    def _elsewhere(self, is_here: torch.Tensor, ntype: str, ids: torch.Tensor) -> _Missing:
+        """Those of some nodes that are not here, as their owners are asked for them."""
         there = (~is_here).nonzero()[:, 0]
         distinct, inverse = torch.unique(ids[there].to(self._dtype), return_inverse=True)
         ends = torch.searchsorted(distinct, self._bounds[ntype])

@@ -30,11 +30,12 @@ from dgl_mgpu.train.checkpoint.checkpoint import (
 )
 from dgl_mgpu.train.launch.launch import launch
 from dgl_mgpu.train.launch.preemption import PreemptionHandler
+from dgl_mgpu.train.launch.torchrun_store import keep_folder
 from dgl_mgpu.train.launch.typed_errors import typed_memory, warn_of_time
 from dgl_mgpu.train.report import RunReport
 from dgl_mgpu.train.trainer import Progress, Trainer
 from dgl_mgpu.utils.stages import stage
-from dgl_mgpu.utils.torchrun import under_torchrun
+from dgl_mgpu.utils.torchrun import torchruns_restarts, under_torchrun
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +54,9 @@ def check_start(config: Config) -> None:
     config.check()
     action = f"trainer.max_restarts={config.trainer.max_restarts}"
     if config.trainer.max_restarts and under_torchrun():
-        raise ConfigError(action, "torchrun starts the ranks", "leave it out")
+        raise ConfigError(
+            action, "torchrun starts the ranks", "leave it out, and give torchrun --max-restarts"
+        )
     if config.trainer.max_restarts and config.trainer.ranks == 1:
         raise ConfigError(
             action,
@@ -117,7 +120,8 @@ def run(make_trainer: Callable[[Config], Trainer], config: Config, folder: Path)
         try:
             with typed_memory("start ranks", "use fewer ranks"):
                 launch(
-                    _run_rank, config.trainer.ranks, make_trainer, config, folder, restarts,
+                    _run_rank, config.trainer.ranks, make_trainer, config, folder,
+                    restarts + torchruns_restarts(),
                     hang_after=config.trainer.hang_after,
                 )  # fmt: skip
             return
@@ -216,7 +220,10 @@ def _save(trainer: Trainer, config: Config, folder: Path) -> None:
             config.trainer.keep_checkpoints,
             None if best is None else best.epoch,
         )
-        Communicator.of_all_machines().broadcast_from_rank0("write a checkpoint", write)
+        everyone = Communicator.of_all_machines()
+        everyone.broadcast_from_rank0("write a checkpoint", write)
+        if everyone.rank == 0:
+            keep_folder(folder)
 
 
 def _require_one_configuration(ranks: Communicator, config: Config) -> None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 #: For all ranks to join a job, and in it for each exchange of tensors.
 JOIN = 600.0
+#: For a connection to torchrun's store, and an answer of it.
+CONNECT = 30.0
 #: For ranks to stop by themselves once they were asked to.
 STOP = 25.0
 #: For other ranks' reports after a cause of failure, and for the cause after reports of its

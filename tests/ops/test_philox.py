@@ -8,11 +8,13 @@ from dataclasses import replace
 import numba
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.ops import SampleKey, philox
+from dgl_mgpu.ops.philox import as_below, draw_blocks
 from tests.ops import reference
 
 # Lines «philox4x32 10» of Random123's tests/kat_vectors: counter, key, expected.
@@ -112,3 +114,10 @@ def test_keys_that_differ_in_one_field_fold_apart(seed, epoch, batch, hop, etype
 def test_key_rejects(bad):
     with pytest.raises(InvalidInputError, match="batch"):
         SampleKey(0, batch=bad)
+
+
+def test_draws_below_bounds_are_those_of_kernels():
+    draws, _ = draw_blocks(torch.arange(2000), 0, 0, key=5)
+    bounds = torch.tensor([0, 1, 2, 3, 1000, 2**31 - 1]).repeat(334)[:2000]
+    exact = [(int(d) % 2**64) * int(b) >> 64 for d, b in zip(draws, bounds, strict=True)]
+    assert as_below(draws, bounds).tolist() == exact

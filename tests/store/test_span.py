@@ -597,23 +597,39 @@ def test_the_machine_with_least_memory_decides(ranks: RankProcesses) -> None:
     assert {spans for spans, _ in ranks.run(_on_machines, "abc", _chosen, "1")} == {True}
 
 
+def _degrees() -> None:
+    rank = dist.get_rank()
+    for g in (power_law(), of_two_types()):
+        with GlobalStore.from_dgl(g, span="job", replica_ratio=0.1) as store:
+            for etype in g.canonical_etypes:
+                degrees = g.in_degrees(etype=etype).to(g.idtype)
+                asked = torch.arange(rank, 40, 7, dtype=g.idtype)[: 5 * rank]
+                found = store.graph.in_degrees(asked, etype=etype)
+                assert found.dtype == g.idtype and torch.equal(found, degrees[asked.long()])
+                assert torch.equal(store.graph.in_degrees(etype=etype), degrees)
+                assert store.graph.in_degrees(9, etype=etype) == int(degrees[9])
+                outgoing = g.out_degrees(etype=etype).to(g.idtype)
+                assert torch.equal(store.graph.count_degrees("out", etype), outgoing)
+                assert torch.equal(store.graph.count_degrees("in", etype), degrees)
+
+
+def test_degrees_are_those_of_the_whole_graph(ranks: RankProcesses) -> None:
+    ranks.run(_on_machines, "abc", _degrees)
+
+
 def _refused() -> None:
     g = power_law()
     error = pytest.raises(UnsupportedByStoreError, match="the job have one copy of the data")
     with GlobalStore.from_dgl(g, span="job", replica_ratio=0, edges=True) as store:
         nodes, graph = torch.arange(5), store.graph
         with error:
-            graph.random_walk(nodes, length=2)
-        with error:
-            graph.in_degrees(nodes)
+            graph.pinsage_neighbors(nodes, 2, 2, 2)
         with error:
             graph.has_edges_between(nodes, nodes)
         with error:
             graph.view()
         with error:
             _ = graph.get_node_storage("feat").view
-        with error:
-            dgl_mgpu.inference(dgl.nn.SAGEConv(WIDTH, 2, "mean"), graph, "feat")
         for options in {"num_workers": 1}, {"use_prefetch_thread": True}:
             loader = dgl.dataloading.DataLoader(graph, nodes, NeighborSampler([2]), **options)
             with pytest.raises(UnsupportedByStoreError, match="num_workers=0 and use_prefetch"):

@@ -45,6 +45,7 @@ from dgl_mgpu.train.launch.typed_errors import typed_worker_losses
 from dgl_mgpu.train.report import RunReport
 from dgl_mgpu.train.run import _require_one_configuration
 from dgl_mgpu.train.trainer import Trainer
+from dgl_mgpu.utils.stages import Heartbeat
 from tests.train import jobs
 from tests.train.jobs import at_step, reports_of, shared_memory, torchrun, train, until
 
@@ -513,7 +514,7 @@ def _one_ends(folder: Path) -> None:
     watch._OWN_REPORT_SECONDS = 0.5
     ranks = Communicator.of_all_machines()
     heard: queue.Queue[Exception] = queue.Queue()
-    with contextlib.suppress(KeyError), watch.PeerMonitor(ranks, "127.0.0.1", heard.put):
+    with contextlib.suppress(KeyError), watch.PeerMonitor(ranks, Heartbeat(), None, heard.put):
         ranks.all_gather(None)
         if ranks.rank == 1:
             raise KeyError("lost")
@@ -521,7 +522,10 @@ def _one_ends(folder: Path) -> None:
     ranks.all_gather(None)
 
 
-def test_all_hear_of_a_rank_that_ended_too_early(tmp_path):
+def test_all_hear_of_a_rank_that_ended_too_early(tmp_path, monkeypatch):
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(store.port))
     launch(_one_ends, 3, tmp_path)
     for rank in (0, 2):
         told = (tmp_path / str(rank)).read_text()

@@ -42,6 +42,7 @@ from dgl_mgpu.train.launch.process_group import (
     remove_shared,
     wait_for_killed,
 )
+from dgl_mgpu.train.launch.torchrun_store import store_of_this_start
 from dgl_mgpu.train.launch.typed_errors import (
     crash_reasons,
     is_of_processes,
@@ -61,6 +62,8 @@ log = logging.getLogger(__name__)
 # neither its pipe nor its connections to other ranks show its end.
 _LOOK_SECONDS = 1.0
 _PR_SET_PDEATHSIG = 1
+# Where ranks of torchrun meet: in the store that their environment names.
+_TORCHRUN = "env://"
 # Under torchrun all ranks look for one that hangs, the second so much later than the first; those
 # of a machine on which all wait leave the others this time to name the rank that they wait for.
 _TURN_SECONDS = 5.0
@@ -101,7 +104,7 @@ def launch(
     if under_torchrun():
         rank = int(os.environ["RANK"])
         with _reporting_to_torchrun(rank), typed_rank_losses():
-            _join_job(rank, int(os.environ["WORLD_SIZE"]), "env://", hang_after)
+            _join_job(rank, int(os.environ["WORLD_SIZE"]), _TORCHRUN, hang_after)
             try:
                 with (
                     _watching_others(hang_after) as heartbeat,
@@ -440,11 +443,15 @@ def _join_job(
     if meeting_point.startswith("file:"):
         # All ranks are on this machine, whose name may not resolve.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    meet: dict[str, Any] = {"init_method": meeting_point}
     try:
+        if meeting_point == _TORCHRUN:
+            store, rank, num_ranks = next(dist.rendezvous(meeting_point))
+            meet = {"store": store_of_this_start(store, rank, num_ranks, limit)}
         with connections_are_ours(num_ranks - 1):
             dist.init_process_group(
                 backend,
-                init_method=meeting_point,
+                **meet,
                 timeout=timedelta(seconds=limit),
                 rank=rank,
                 world_size=num_ranks,
@@ -487,7 +494,7 @@ def _watching_others(hang_after: float | None) -> Iterator[Heartbeat]:
     peers: PeerMonitor | None = None
     with contextlib.ExitStack() as watching:
         if here.size < everyone.size:
-            peers = watching.enter_context(PeerMonitor(everyone, os.environ["MASTER_ADDR"], _leave))
+            peers = watching.enter_context(PeerMonitor(everyone, own, hang_after, _leave))
         if hang_after is not None:
             # Another rank watches in case the first itself hangs, for example holding the GIL.
             after = hang_after + _TURN_SECONDS * here.rank

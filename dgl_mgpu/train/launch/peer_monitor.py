@@ -1,12 +1,12 @@
-"""Detects machines that are lost silently, by a failure of power, a cable or a switch.
+"""Detects machines that are lost silently: by a failure of power, a cable or a switch, or stopped.
 
-Connections to such a machine stay open, and ranks that wait for its tensors go on waiting: gloo for
-half an hour.  So every rank has a further, idle connection to the first one, which the operating
-systems at both ends probe (TCP keepalive).  No thread of a rank has to answer, so that a busy rank
-is not taken for a lost one.
+Connections to such a machine stay open, and ranks that wait for its tensors go on waiting: gloo and
+NCCL for many minutes.  So a thread of each rank writes to torchrun's store every second: that is
+its beat.  The first rank looks at all others' beats, the others at the first one's.  Who finds one
+missing writes a report, with which all ranks end.
 
-The first rank challenges everybody who connects with a nonce; a rank answers with its number and an
-HMAC of both (RFC 2104) by a key that only ranks have.
+In a stage of any length a rank may hold Python's lock for long; there its beats may be missing for
+as long as it may hang.
 """
 
 from __future__ import annotations
@@ -14,284 +14,234 @@ from __future__ import annotations
 import contextlib
 import hmac
 import json
+import math
+import os
 import secrets
-import selectors
-import socket
-import struct
 import threading
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch.distributed as dist
 
 from dgl_mgpu.comm.communicator import Communicator
 from dgl_mgpu.comm.signing import job_secret
 from dgl_mgpu.errors import RankFailedError
 from dgl_mgpu.train.launch.preemption import Stopped
+from dgl_mgpu.train.launch.torchrun_store import job_store
 from dgl_mgpu.utils import safe_json
+from dgl_mgpu.utils.stages import Heartbeat
 
-# A connection is probed after so many idle seconds, then this often and so many times: a machine
-# is lost after 15 s.
-_IDLE_SECONDS, _BETWEEN_SECONDS, _PROBES = 5, 2, 5
-# How long the other ranks get to report the end of a rank themselves.
-_OWN_REPORT_SECONDS = 5.0
-# Messages are lines: TCP may deliver two of them at once, or one in two parts.
-_GOODBYE = b".\n"
-# Far more than an error needs.
-_MAX_LINE_BYTES = 1 << 20
-_QUOTED_BYTES = 80
-_CONNECT_SECONDS = 30.0
-# A rank answers at once; other connections are kept for a short time, and few of them.
-_HELLO_SECONDS = 5.0
-_MAX_UNAUTHENTICATED = 64
-_LOOK_SECONDS = 0.1
-_NONCE_BYTES = 32
-_HELLO = struct.Struct("!32si")
-_FIX = "let all machines connect to any port of the first one (MASTER_ADDR)"
+_BEAT_SECONDS = 1.0
+# For how long a rank's beats may be missing, or the store may not answer.
+_SILENT_SECONDS = 15.0
+# A look that comes later than this was delayed, as beats may have been: a suspended job.
+_LATE_SECONDS = 2.0
+# How long the other ranks get to report the end of a rank themselves, and to read a report.
+_OWN_REPORT_SECONDS, _TELL_SECONDS = 5.0, 5.0
+#: What a beat says of its rank: whether it is in a step, in a stage of any length, has read the
+#: report, or is at its end, well or not.
+_STEP, _STAGE, _TOLD, _DONE, _FAILED = "step", "stage", "told", "done", "failed"
+_REPORT, _NO_REPORT = "report", "-"
+# Characters of a report's signature, and those quoted of what is none.
+_SIGNATURE, _QUOTED_BYTES = 64, 80
+
+
+class _Read(NamedTuple):
+    """What this rank has read of the store after so many beats of its own, and their last state."""
+
+    after: int
+    state: str
+    report: bytes
+    beats: dict[int, str]
 
 
 class PeerMonitor:
     """Watches the ranks of the job on other machines, while it is used as a context manager.
 
-    Collective over ``ranks``, all of the job.  All machines reach the first rank's at ``address``.
-    ``on_loss`` is called on a thread of its own, on all ranks that can still be reached, with the
-    error that names the lost rank.  Raises RankFailedError if a rank cannot reach the first one.
+    Collective over ``ranks``, all of the job.  ``own`` is this rank's heartbeat, and ``hang_after``
+    the seconds for which a rank may hang in a stage of any length, or None for ever.  ``on_loss``
+    is called on a thread of its own, on all ranks that can still be reached, with the error that
+    names the lost rank.  Raises RankFailedError if a rank cannot reach torchrun's store.
     """
 
     def __init__(
-        self, ranks: Communicator, address: str, on_loss: Callable[[RankFailedError], Any]
+        self,
+        ranks: Communicator,
+        own: Heartbeat,
+        hang_after: float | None,
+        on_loss: Callable[[RankFailedError], Any],
     ) -> None:
-        self._on_loss = on_loss
-        self._is_first = ranks.rank == 0
-        self._is_closed = False
-        listener = listen() if self._is_first else None
-        port, token = ranks.broadcast_from_rank0(
-            "watch the other ranks",
-            lambda: (listener.getsockname()[1], secrets.token_bytes(32)),  # type: ignore[union-attr]
-        )
+        self._rank, self._own, self._on_loss = ranks.rank, own, on_loss
+        self._longest = max(_SILENT_SECONDS, math.inf if hang_after is None else hang_after)
+        action = "watch the other ranks"
+        token = ranks.broadcast_from_rank0(action, lambda: secrets.token_hex(32))
         # The token has crossed the network; the job's secret, if there is one, has not.
-        key = hmac.digest(job_secret(), token, "sha256")
-        self._peers = ranks.run_all(
-            "connect to the first rank",
-            lambda: (
-                {connect(address, port, key, ranks.rank): 0}
-                if listener is None
-                else accept(listener, key, ranks.size - 1)
-            ),
-        )
-        for peer in self._peers:
-            _probe(peer)
-        threading.Thread(target=self._look, name="watch", daemon=True).start()
+        self._key = hmac.digest(job_secret(), token.encode(), "sha256")
+        self._address = os.environ["MASTER_ADDR"]
+        self._store = ranks.run_all(action, partial(_connect, f"watch/{token}"))
+        #: For how many seconds the last beat of each rank that is watched has been its last.
+        self._silent = dict.fromkeys(range(1, ranks.size) if ranks.rank == 0 else (0,), 0.0)
+        # One thread waits for the store, another one looks at what it has read.
+        self._wake = threading.Event()
+        self._end = ""
+        self._own_report = b""
+        self._count = 0
+        self._lost_store: RuntimeError | None = None
+        if ranks.rank == 0:
+            self._store.set(_REPORT, _NO_REPORT)
+        state = self._write()
+        ranks.run_all(action, lambda: None)  # everybody's first beat is there to be read
+        self._read = self._read_store(state)
+        self._beating = threading.Thread(target=self._beat, name="beat", daemon=True)
+        self._beating.start()
+        threading.Thread(target=self._watch, name="watch", daemon=True).start()
 
     def __enter__(self) -> PeerMonitor:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
-        self._is_closed = True
         is_well = kind is None or issubclass(kind, Stopped)
-        for peer in self._peers:
-            with contextlib.suppress(OSError):  # the other one was first
-                if is_well:
-                    peer.sendall(_GOODBYE)
-                peer.shutdown(socket.SHUT_RDWR)
-
-    def _look(self) -> None:
-        with contextlib.ExitStack() as closing, selectors.DefaultSelector() as open_peers:
-            for peer in self._peers:
-                closing.enter_context(peer)
-                open_peers.register(peer, selectors.EVENT_READ)
-            while open_peers.get_map():
-                for key, _ in open_peers.select():
-                    open_peers.unregister(key.fileobj)
-                    self._receive(key.fileobj)
-
-    def _receive(self, peer: Any) -> None:
-        """Receive the first message of a rank; what follows, such as its goodbye, adds nothing."""
-        rank = self._peers[peer]
-        try:
-            with peer.makefile("rb") as lines:
-                line = lines.readline(_MAX_LINE_BYTES)
-        except ConnectionResetError:
-            line = b""
-        except OSError as error:
-            lost = "its machine, or the way to it, is lost"
-            self._report_loss(rank, f"is silent ({error.strerror}): {lost}")
-            return
-        if line == _GOODBYE:
-            return
-        if line.endswith(b"\n") or len(line) == _MAX_LINE_BYTES:
-            failure = _failure_of(line)
-            if failure is None:
-                self._report_loss(rank, f"reports what is no error: {line[:_QUOTED_BYTES]!r}")
-                return
-            self._pass_on(failure, rank)
-            self._on_loss(failure)
-            return
-        if not self._is_closed:
-            # Ranks that exchange tensors with it over TCP raise by themselves; over NCCL they wait.
-            time.sleep(_OWN_REPORT_SECONDS)
-        if not self._is_closed:
-            self._report_loss(rank, "has ended before its work was done")
-
-    def _report_loss(self, rank: int, problem: str) -> None:
-        loss = RankFailedError(
-            "train with ranks on other machines",
-            f"rank {rank} {problem}",
-            "see why, or start on fewer machines; trainer.resume goes on from the last checkpoint",
-        )
-        self._pass_on(loss, rank)
-        self._on_loss(loss)
+        self._end = self._end or (_DONE if is_well else _FAILED)
+        self._wake.set()
+        self._beating.join(_TELL_SECONDS)
 
     def report(self, error: RankFailedError) -> None:
-        """Send an error to all ranks of other machines, which end with it."""
-        self._send(error, self._peers)
+        """Have all other ranks end with an error; waits until they know it."""
+        parts = json.dumps([error.asked, error.found, error.fix]).encode()
+        self._own_report = hmac.digest(self._key, parts, "sha256").hex().encode() + parts
+        self._tell()
 
-    def _pass_on(self, error: RankFailedError, source: int) -> None:
-        """Send what the first rank has found of another one, or received from it, to the others."""
-        if self._is_first:
-            self._send(error, [peer for peer, rank in self._peers.items() if rank != source])
+    # -- a thread that writes and reads ------------------------------------------------------------
 
-    def _send(self, error: RankFailedError, peers: Iterable[socket.socket]) -> None:
-        line = json.dumps([error.asked, error.found, error.fix]).encode() + b"\n"
-        for peer in peers:
-            with contextlib.suppress(OSError):  # it has ended, or is lost as well
-                peer.sendall(line)
-
-
-def _failure_of(line: bytes) -> RankFailedError | None:
-    """The error that a rank reports in a line; None if it is none."""
-    try:
-        parts = safe_json.loads(line)
-    except ValueError:
-        return None
-    if not (isinstance(parts, list) and len(parts) == 3 and all(type(x) is str for x in parts)):
-        return None
-    return RankFailedError(*parts)
-
-
-def _probe(peer: socket.socket) -> None:
-    peer.settimeout(None)
-    peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _IDLE_SECONDS)
-    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _BETWEEN_SECONDS)
-    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _PROBES)
-
-
-def listen() -> socket.socket:
-    """A listener that other machines can reach, on any free port."""
-    if socket.has_dualstack_ipv6():
-        return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True)
-    return socket.create_server(("", 0))
-
-
-def connect(address: str, port: int, key: bytes, rank: int) -> socket.socket:
-    """Connect to the first rank. ``rank``: this one's number. Raises RankFailedError."""
-    try:
-        peer = socket.create_connection((address, port), timeout=_CONNECT_SECONDS)
-        with peer.makefile("rb") as asks:
-            nonce = asks.read(_NONCE_BYTES)
-        peer.sendall(_hello(key, nonce, rank))
-    except OSError as error:
-        raise RankFailedError(
-            f"connect to the first rank at {address}, port {port}", str(error), _FIX
-        ) from error
-    return peer
-
-
-def accept(listener: socket.socket, key: bytes, count: int) -> dict[socket.socket, int]:
-    """Connections of ``count`` ranks that know the key, and their numbers.
-
-    The listener is closed.  Callers are served side by side: one that sends nothing keeps no other
-    waiting.  Raises RankFailedError if they do not all come within 30 s.
-    """
-    deadline = time.monotonic() + _CONNECT_SECONDS
-    with listener, _Connections(listener, key) as connections:
-        while len(connections.ranks) < count:
-            if time.monotonic() > deadline:
-                raise RankFailedError(
-                    f"wait for the connections of {count} other ranks",
-                    f"{len(connections.ranks)} came within {_CONNECT_SECONDS:g} s",
-                    _FIX,
-                )
-            connections.serve(count + _MAX_UNAUTHENTICATED)
-        return connections.ranks
-
-
-def _hello(key: bytes, nonce: bytes, rank: int) -> bytes:
-    """A rank's answer to a nonce."""
-    signed = hmac.digest(key, nonce + rank.to_bytes(4, "big", signed=True), "sha256")
-    return _HELLO.pack(signed, rank)
-
-
-@dataclass
-class _Challenged:
-    """A connection whose hello is to come, perhaps in parts."""
-
-    nonce: bytes
-    until: float
-    hello: bytes = b""
-
-
-class _Connections:
-    """Connections to the listener: authenticated ranks, and those yet to authenticate."""
-
-    def __init__(self, listener: socket.socket, key: bytes) -> None:
-        self.ranks: dict[socket.socket, int] = {}
-        self._challenged: dict[socket.socket, _Challenged] = {}
-        self._listener, self._key = listener, key
-        self._ready = selectors.DefaultSelector()
-        listener.setblocking(False)
-        self._ready.register(listener, selectors.EVENT_READ)
-
-    def __enter__(self) -> _Connections:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        for peer in list(self._challenged):
-            self._reject(peer)
-        self._ready.close()
-
-    def serve(self, most: int) -> None:
-        """Take what has come for a moment; turn away who is late, or the first of too many."""
-        for key, _ in self._ready.select(_LOOK_SECONDS):
-            if key.fileobj is self._listener:
-                self._challenge()
-            elif key.fileobj in self._challenged:
-                self._receive(key.fileobj)
-        now = time.monotonic()
-        late = [peer for peer, caller in self._challenged.items() if now > caller.until]
-        for peer in late or list(self._challenged)[: max(0, len(self._challenged) - most)]:
-            self._reject(peer)
-
-    def _challenge(self) -> None:
+    def _beat(self) -> None:
         try:
-            peer = self._listener.accept()[0]
-        except OSError:  # it is gone again
-            return
-        peer.setblocking(False)
-        nonce = secrets.token_bytes(_NONCE_BYTES)
-        self._challenged[peer] = _Challenged(nonce, time.monotonic() + _HELLO_SECONDS)
-        self._ready.register(peer, selectors.EVENT_READ)
-        with contextlib.suppress(OSError):  # the next look finds that it is gone
-            peer.send(nonce)
+            while True:
+                self._wake.wait(_BEAT_SECONDS)
+                self._wake.clear()
+                state = self._write()
+                if state in (_DONE, _FAILED):
+                    return
+                self._read = self._read_store(state)
+        except RuntimeError as error:
+            self._lost_store = error
 
-    def _receive(self, peer: Any) -> None:
-        caller, part = self._challenged[peer], b""
-        with contextlib.suppress(OSError):
-            part = peer.recv(_HELLO.size - len(caller.hello))
-        caller.hello += part
-        if len(caller.hello) == _HELLO.size:
-            rank = _HELLO.unpack(caller.hello)[1]
-            if hmac.compare_digest(caller.hello, _hello(self._key, caller.nonce, rank)):
-                self.ranks[peer] = rank
-                self._ready.unregister(peer)
-                del self._challenged[peer]
-            else:
-                self._reject(peer)
-        elif not part:
-            self._reject(peer)
+    def _write(self) -> str:
+        """Write a beat, and this rank's report if it has one; return the state that it told."""
+        state = self._end or (_STEP if self._own.in_step else _STAGE)
+        self._count += 1
+        self._store.set(f"beat {self._rank}", f"{state} {self._count}")
+        if self._own_report:  # the first one counts
+            self._store.compare_set(_REPORT, _NO_REPORT, self._own_report.decode())
+        return state
 
-    def _reject(self, peer: socket.socket) -> None:
-        self._ready.unregister(peer)
-        del self._challenged[peer]
-        peer.close()
+    def _read_store(self, state: str) -> _Read:
+        report, *beats = self._store.multi_get([_REPORT, *(f"beat {n}" for n in self._silent)])
+        texts = (beat.decode(errors="replace") for beat in beats)
+        return _Read(self._count, state, report, dict(zip(self._silent, texts, strict=True)))
+
+    # -- a thread that looks at what was read ------------------------------------------------------
+
+    def _watch(self) -> None:
+        before, looked, unanswered = self._read, time.monotonic(), 0.0
+        while True:
+            time.sleep(_BEAT_SECONDS)
+            now, read = time.monotonic(), self._read
+            seconds, looked = min(now - looked, _LATE_SECONDS), now
+            unanswered = unanswered + seconds if read.after == before.after else 0.0
+            if self._lost_store is not None:
+                time.sleep(_OWN_REPORT_SECONDS)  # ranks that hear of it otherwise say more
+            if self._end:
+                return
+            if self._lost_store is not None or unanswered >= _SILENT_SECONDS:
+                self._on_loss(self._store_is_lost())
+                return
+            if read.report != _NO_REPORT.encode():
+                error = self._reported(read.report)
+                self._tell()
+                self._on_loss(error)
+                return
+            if read.after > before.after:
+                for rank, beat in read.beats.items():
+                    is_new = beat != before.beats[rank]
+                    self._silent[rank] = 0.0 if is_new else self._silent[rank] + seconds
+                before = read
+                lost = self._lost_rank(read)
+                if lost is not None:
+                    self.report(lost)
+                    self._on_loss(lost)
+                    return
+
+    def _lost_rank(self, read: _Read) -> RankFailedError | None:
+        for rank, beat in read.beats.items():
+            state, silent = beat.partition(" ")[0], self._silent[rank]
+            if state == _FAILED and silent >= _OWN_REPORT_SECONDS:
+                # Ranks that exchange tensors with it over TCP raise by themselves; over NCCL they
+                # wait.
+                return _loss(f"rank {rank} has ended before its work was done")
+            if state in (_DONE, _FAILED, _TOLD):
+                continue
+            if silent >= (_SILENT_SECONDS if state == _STEP else self._longest):
+                return _loss(
+                    f"rank {rank} is silent for {silent:.0f} s: it is stopped, or its machine, or "
+                    "the way to it, is lost"
+                )
+        return None
+
+    def _store_is_lost(self) -> RankFailedError:
+        error = self._lost_store
+        how = (
+            f"does not answer for {_SILENT_SECONDS:g} s"
+            if error is None
+            else f"is gone ({str(error).partition(chr(10))[0]})"
+        )
+        return _loss(
+            f"torchrun's store at {self._address} {how}: its machine has ended or is stopped, or "
+            "it, or the way to it, is lost"
+        )
+
+    def _tell(self) -> None:
+        """Say that this rank knows the report, and wait until those that it watches do."""
+        self._end = _TOLD
+        self._wake.set()
+        deadline = time.monotonic() + _TELL_SECONDS
+        while time.monotonic() < deadline and self._lost_store is None:
+            read = self._read
+            awaited = [n for n, silent in self._silent.items() if silent < _SILENT_SECONDS]
+            states = {read.beats[rank].partition(" ")[0] for rank in awaited}
+            if read.state == _TOLD and states <= {_TOLD, _DONE, _FAILED}:
+                return
+            time.sleep(_BEAT_SECONDS / 10)
+
+    def _reported(self, report: bytes) -> RankFailedError:
+        """The error that a rank reports."""
+        signature, text = report[:_SIGNATURE], report[_SIGNATURE:]
+        with contextlib.suppress(ValueError):
+            if hmac.compare_digest(
+                signature, hmac.digest(self._key, text, "sha256").hex().encode()
+            ):
+                parts = safe_json.loads(text)
+                if isinstance(parts, list) and [type(part) for part in parts] == [str] * 3:
+                    return RankFailedError(*parts)
+        return _loss(f"torchrun's store has a report that is no rank's: {report[:_QUOTED_BYTES]!r}")
+
+
+def _connect(name: str) -> dist.Store:
+    try:
+        return job_store(name)
+    except RuntimeError as error:
+        address = f"{os.environ['MASTER_ADDR']}, port {os.environ['MASTER_PORT']}"
+        raise RankFailedError(
+            f"connect to torchrun's store at {address}",
+            str(error).partition("\n")[0],
+            "let all machines connect to that port (MASTER_ADDR, --master-port)",
+        ) from error
+
+
+def _loss(problem: str) -> RankFailedError:
+    return RankFailedError(
+        "train with ranks on other machines",
+        problem,
+        "see why, or start on fewer machines; trainer.resume goes on from the last checkpoint",
+    )

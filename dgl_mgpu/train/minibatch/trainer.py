@@ -6,7 +6,7 @@ import contextlib
 import os
 import time
 import warnings
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -299,14 +299,27 @@ class MiniBatchTrainer(Trainer):
         draws = isinstance(split.sampler, RandomWalkSampler)
         if isinstance(self.model, NodeModel) and not draws:
             with self._autocast():
-                return inference(self.model, graph, device=self._device).float()
+                rows = inference(self.model, graph, device=self._device).float()
+            if not graph.spans_machines:
+                return rows
+            group = InferenceGroup.of_job()
+            return group.of_all(rows, graph.own_nodes().start, graph.num_nodes())
         nodes = torch.arange(graph.num_nodes(split.batches.ntype), dtype=graph.idtype)
         graph.set_epoch(0)
         seeds = split.batches.in_order(nodes)
         with _starting_workers():
             batches = iter(self._make_loader(replace(split, batches=seeds)))
-        rows = (self._evaluated_outputs(batch).float() for batch in batches)
-        return InferenceGroup.of_job().collected(rows, len(nodes), seeds.batch_size)
+        return InferenceGroup.of_job().collected(self._rows(batches), len(nodes), seeds.batch_size)
+
+    def _rows(self, batches: Iterator[Any]) -> Iterator[torch.Tensor]:
+        """Outputs of mini-batches that have seeds."""
+        for batch in batches:
+            _, output_nodes, _ = batch
+            by_type = output_nodes if isinstance(output_nodes, Mapping) else {"": output_nodes}
+            if any(map(len, by_type.values())):
+                yield self._evaluated_outputs(batch).float()
+            else:
+                self._look_up_nothing()
 
     def _train_epoch(self, sums: _Sums) -> Iterator[Progress]:
         """Train on what is left of the epoch."""

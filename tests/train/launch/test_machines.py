@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,12 +42,13 @@ def hang(optimizer, *arguments):
 
 register_optimizer_step_pre_hook(hang)
 if __name__ == "__main__":
-    peer_monitor._IDLE_SECONDS, peer_monitor._BETWEEN_SECONDS, peer_monitor._PROBES = 1, 1, 2
-    # Ranks have what time they need.
-    peer_monitor._CONNECT_SECONDS = peer_monitor._OWN_REPORT_SECONDS = 100
+    # Ranks have what time they need to report their own end.
+    peer_monitor._OWN_REPORT_SECONDS = 100
     sys.exit(main(["train", *sys.argv[1:]]))
 """
 PORT = 29517
+#: A state of a socket in `/proc/net/tcp`.
+LISTENS = "0A"
 
 
 @dataclass(frozen=True)
@@ -110,15 +112,54 @@ def nothing(machine: Machine, torchrun: subprocess.Popen) -> None:
     """It hangs by itself."""
 
 
+def stop(machine: Machine, torchrun: subprocess.Popen) -> None:
+    for process in [torchrun, *psutil.Process(torchrun.pid).children(recursive=True)]:
+        process.send_signal(signal.SIGSTOP)
+
+
 def kill(machine: Machine, torchrun: subprocess.Popen) -> None:
     for process in [*psutil.Process(torchrun.pid).children(recursive=True), torchrun]:
         process.send_signal(signal.SIGKILL)
+
+
+def listened_at(process: int) -> set[tuple[str, int]]:
+    """Addresses and ports at which a process takes connections over TCP, in its own network."""
+    sockets = set()
+    for descriptor in Path(f"/proc/{process}/fd").iterdir():
+        with suppress(OSError):  # it is closed again
+            sockets.add(os.readlink(descriptor))
+    found = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{process}/net/{table}").read_text().splitlines()[1:]:
+            _, local, _, state, *others = line.split()
+            if state == LISTENS and f"socket:[{others[5]}]" in sockets:
+                address, port = local.split(":")
+                words = [bytes.fromhex(address[n : n + 8])[::-1] for n in range(0, len(address), 8)]
+                found.add((str(ipaddress.ip_address(b"".join(words))), int(port, 16)))
+    return found
+
+
+def require_that_ranks_listen_on_their_network(
+    machines: list[Machine], jobs: list[subprocess.Popen]
+) -> None:
+    stores = set()
+    for machine, job in zip(machines, jobs, strict=True):
+        stores |= listened_at(job.pid)
+        addresses = {
+            address
+            for rank in psutil.Process(job.pid).children(recursive=True)
+            for address, _ in listened_at(rank.pid)
+        }
+        assert addresses == {machine.address}
+    # torchrun's own, at all of the first machine's addresses.
+    assert stores == {("::", PORT)}
 
 
 @pytest.mark.parametrize(
     ("lose", "reason"),
     [
         pytest.param(cut, "rank 1 is silent", marks=pytest.mark.slow),
+        pytest.param(stop, "rank 1 is silent", marks=pytest.mark.slow),
         pytest.param(nothing, "cannot run rank 1: nothing has advanced", marks=pytest.mark.slow),
         (kill, "is gone"),
     ],
@@ -145,6 +186,7 @@ def test_the_job_ends_with_the_reason_and_goes_on_with_one(
     ]  # fmt: skip
     try:
         until(lambda: any((folders[0] / "checkpoints").glob("epoch-*.pt")))
+        require_that_ranks_listen_on_their_network(machines, jobs)
         lose(machines[1], jobs[1])
         assert jobs[0].wait() == 1
     finally:

@@ -1,230 +1,191 @@
-"""What ranks on other machines have to say, over connections as they may be."""
+"""What ranks tell each other through a store as torchrun's, in threads of one process."""
 
 from __future__ import annotations
 
-import contextlib
+import ctypes
 import hmac
 import json
 import queue
-import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 
 from dgl_mgpu.errors import RankFailedError
 from dgl_mgpu.train.launch import peer_monitor as watch
 from dgl_mgpu.train.launch.peer_monitor import PeerMonitor
+from dgl_mgpu.utils.stages import Heartbeat
 
-LOSS = json.dumps(["train", "rank 7 is silent", "see to it"]).encode() + b"\n"
-GOODBYE = b".\n"
+REPORT = RankFailedError("train", "rank 7 is lost", "see to it")
+#: Far longer than what is awaited takes.
+LONG = 60.0
 
 
-class FirstOfTwo:
-    """The first of two ranks; what the other one does is done by ``connect``, meanwhile."""
+class Ranks:
+    """One of several ranks, each of which is a thread."""
 
-    rank, size = 0, 2
-
-    def __init__(self, connect: Callable[[tuple[str, int], bytes], None]) -> None:
-        self._connect = connect
+    def __init__(self, rank: int, size: int, together: threading.Barrier) -> None:
+        self.rank, self.size, self._together = rank, size, together
 
     def broadcast_from_rank0(self, asked: str, step: Callable[[], Any]) -> Any:
-        self._told = step()
-        return self._told
+        return "token"
 
     def run_all(self, asked: str, step: Callable[[], Any]) -> Any:
-        port, token = self._told
-        key = hmac.digest(b"", token, "sha256")
-        with ThreadPoolExecutor(1) as pool:
-            other = pool.submit(self._connect, ("127.0.0.1", port), key)
-            result = step()
-        other.result()  # raises what the other rank's assertions raise
+        result = step()
+        self._together.wait(LONG)
         return result
 
 
-@pytest.fixture
-def open_sockets():
-    made: list[socket.socket] = []
-    yield made
-    for each in made:
-        each.close()
+class Job:
+    """Watches of all ranks, and what each of them has told of."""
+
+    def __init__(self, size: int = 2, hang_after: float | None = LONG, in_step: bool = True):
+        together = threading.Barrier(size)
+        self.heard: list[queue.Queue[RankFailedError]] = [queue.Queue() for _ in range(size)]
+        self.own = [Heartbeat(in_step=in_step) for _ in range(size)]
+
+        def join(rank: int) -> PeerMonitor:
+            ranks: Any = Ranks(rank, size, together)
+            return PeerMonitor(ranks, self.own[rank], hang_after, self.heard[rank].put)
+
+        with ThreadPoolExecutor(size) as pool:
+            self.watches = list(pool.map(join, range(size)))
+
+    def told(self, rank: int) -> str:
+        return str(self.heard[rank].get(timeout=LONG))
+
+    def hears_nothing(self, seconds: float) -> bool:
+        time.sleep(seconds)
+        return all(each.empty() for each in self.heard)
+
+    def stop(self, rank: int) -> None:
+        """Have a rank neither write nor look any more, as one that is stopped."""
+        self.watches[rank]._write = lambda: str(threading.Event().wait())  # type: ignore[method-assign]
+        self.watches[rank]._on_loss = lambda error: None
 
 
-def asked(address: tuple[str, int]) -> tuple[socket.socket, bytes]:
-    """A connection, and the nonce that the first rank asks with."""
-    peer = socket.create_connection(address)
-    return peer, peer.recv(watch._NONCE_BYTES, socket.MSG_WAITALL)
+@pytest.fixture(autouse=True)
+def server(monkeypatch) -> Iterator[list[dist.TCPStore]]:
+    """A store as torchrun's, and shorter times."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(store.port))
+    for name, seconds in {
+        "_BEAT_SECONDS": 0.05, "_SILENT_SECONDS": 1.0, "_LATE_SECONDS": 0.2,
+        "_OWN_REPORT_SECONDS": 0.3, "_TELL_SECONDS": 5.0,
+    }.items():  # fmt: skip
+        monkeypatch.setattr(watch, name, seconds)
+    servers = [store]
+    del store
+    yield servers
 
 
-def joined(address: tuple[str, int], key: bytes) -> socket.socket:
-    """The connection of a rank that has said what it has to."""
-    peer, nonce = asked(address)
-    peer.sendall(watch._hello(key, nonce, 1))
-    return peer
+@pytest.mark.parametrize("lost", [0, 2])
+def test_all_are_told_of_a_rank_that_stops(lost):
+    job = Job(3)
+    job.stop(lost)
+    for rank in {0, 1, 2} - {lost}:
+        assert f"rank {lost} is silent for 1 s" in job.told(rank)
 
 
-def in_parts(peer: socket.socket, *parts: bytes) -> None:
-    """Send them from a thread of their own, most likely each when the one before has been read."""
-
-    def send() -> None:
-        with contextlib.suppress(OSError):  # who has heard of a loss hears no more
-            for part in parts:
-                peer.sendall(part)
-                time.sleep(0.1)
-
-    threading.Thread(target=send).start()
+def test_a_goodbye_is_no_loss_and_an_end_without_one_is():
+    job = Job(3)
+    job.watches[1].__exit__(None)
+    assert job.hears_nothing(1.5)
+    job.watches[2].__exit__(KeyError)
+    assert "rank 2 has ended before its work was done" in job.told(0)
 
 
-def watching(connect: Callable[[tuple[str, int], bytes], None]) -> tuple[PeerMonitor, queue.Queue]:
-    """The first rank's watch, and what it has told of."""
-    heard: queue.Queue[RankFailedError] = queue.Queue()
-    return PeerMonitor(FirstOfTwo(connect), "127.0.0.1", heard.put), heard  # type: ignore[arg-type]
+def test_in_a_stage_of_any_length_beats_may_be_missing_for_as_long_as_it_may_hang():
+    job = Job(hang_after=2.5, in_step=False)
+    job.stop(1)
+    assert job.hears_nothing(1.7)
+    assert "rank 1 is silent" in job.told(0)
+    endless = Job(hang_after=None, in_step=False)
+    endless.stop(1)
+    assert endless.hears_nothing(2.0)
+    endless.watches[0].__exit__(None)
 
 
-def is_over() -> None:
-    """Wait until the watch has nobody left to hear."""
-    for thread in threading.enumerate():
-        if thread.name == "watch":
-            thread.join()
+def test_beats_that_were_all_delayed_are_not_missing():
+    job = Job()
+    ctypes.PyDLL(None).usleep(3_000_000)  # with Python's lock: no thread of the job runs
+    assert job.hears_nothing(0.5)
+    job.watches[0].__exit__(None)
+
+
+@pytest.mark.parametrize("end", [None, KeyError])
+def test_an_end_is_told_also_if_it_comes_while_the_store_is_read(end):
+    job = Job()
+    own = job.watches[1]
+    read, is_reading = own._read_store, threading.Event()
+
+    def slowly(state: str) -> Any:
+        is_reading.set()
+        time.sleep(0.3)
+        return read(state)
+
+    own._read_store = slowly  # type: ignore[method-assign]
+    is_reading.wait(LONG)
+    own.__exit__(end)
+    if end is None:
+        assert job.hears_nothing(1.5)
+    else:
+        assert "rank 1 has ended before its work was done" in job.told(0)
+
+
+@pytest.mark.parametrize("source", [0, 1, 2])
+def test_a_report_is_told_to_all_others_and_the_first_one_counts(source):
+    job = Job(3)
+    job.watches[source].report(REPORT)
+    others = {0, 1, 2} - {source}
+    for rank in others:
+        assert job.told(rank) == str(REPORT)
+    assert job.heard[source].empty()
+
+
+def signed(key: bytes, text: bytes) -> str:
+    return hmac.digest(key, text, "sha256").hex() + text.decode()
 
 
 @pytest.mark.parametrize(
-    "parts",
-    [[LOSS], [LOSS + GOODBYE], [LOSS[:9], LOSS[9:-1], LOSS[-1:] + GOODBYE], [LOSS, GOODBYE]],
+    "make",
+    [
+        lambda key: "7",
+        lambda key: json.dumps(["a", "b", "c"]),
+        lambda key: signed(bytes(32), json.dumps(["a", "b", "c"]).encode()),
+        lambda key: signed(key, b"no json"),
+        lambda key: signed(key, b'["a", "b"]'),
+        lambda key: signed(key, b'["a", "b", {}]'),
+        lambda key: signed(key, b"[" * 100_000),
+    ],
+    ids=["short", "unsigned", "other key", "no JSON", "two", "no text", "nested"],
 )
-def test_a_loss_is_a_line_in_whatever_pieces_it_comes(open_sockets, parts):
-    def connect(address: tuple[str, int], key: bytes) -> None:
-        open_sockets.append(joined(address, key))
-
-    _, heard = watching(connect)
-    in_parts(open_sockets[0], *parts)
-    assert "rank 7 is silent" in str(heard.get())
-    is_over()
-    assert heard.empty()
+def test_what_no_rank_reports_ends_the_job_without_being_taken_for_a_report(make):
+    job = Job()
+    job.watches[0]._store.set("report", make(job.watches[0]._key))
+    assert "a report that is no rank's" in job.told(1)
 
 
-def test_a_goodbye_is_no_loss_and_an_end_without_one_is(open_sockets, monkeypatch):
-    monkeypatch.setattr(watch, "_OWN_REPORT_SECONDS", 0)
-
-    def connect(address: tuple[str, int], key: bytes) -> None:
-        open_sockets.append(joined(address, key))
-
-    _, heard = watching(connect)
-    in_parts(open_sockets[-1], GOODBYE[:1], GOODBYE[1:])
-    is_over()
-    assert heard.empty()
-    _, heard = watching(connect)
-    open_sockets[-1].close()
-    assert "rank 1 has ended before its work was done" in str(heard.get())
+def test_the_stores_end_is_told_by_all(server):
+    job = Job(3)
+    server.clear()
+    for rank in range(3):
+        assert "torchrun's store at 127.0.0.1 is gone" in job.told(rank)
 
 
-def test_a_hello_may_come_in_parts(open_sockets, monkeypatch):
-    monkeypatch.setattr(watch, "_HELLO_SECONDS", 60)
-
-    def connect(address: tuple[str, int], key: bytes) -> None:
-        peer, nonce = asked(address)
-        open_sockets.append(peer)
-        says = watch._hello(key, nonce, 1)
-        in_parts(peer, says[:5], says[5:33], says[33:])
-
-    own, _ = watching(connect)
-    assert list(own._peers.values()) == [1]
+def test_a_store_that_does_not_answer_is_told():
+    job = Job()
+    job.watches[1]._write = lambda: str(threading.Event().wait())  # type: ignore[method-assign]
+    assert "torchrun's store at 127.0.0.1 does not answer for 1 s" in job.told(1)
 
 
-def test_who_is_no_rank_neither_joins_nor_ends_the_job(open_sockets, monkeypatch):
-    monkeypatch.setattr(watch, "_HELLO_SECONDS", 0.2)
-
-    def connect(address: tuple[str, int], key: bytes) -> None:
-        seen = watch._hello(key, asked(address)[1], 1)
-        for says in (b"", b"GET / HTTP/1.1\r\n\r\n", bytes(len(seen)), seen):
-            peer, nonce = asked(address)
-            open_sockets.append(peer)
-            peer.sendall(says)
-        reset = socket.create_connection(address)
-        reset.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
-        reset.close()
-        for says in (watch._hello(key, nonce, 1), watch._hello(bytes(32), nonce, 1)):
-            peer, _ = asked(address)  # and answers what another one was asked
-            open_sockets.append(peer)
-            peer.sendall(says)
-        open_sockets.append(joined(address, key))
-
-    own, _ = watching(connect)
-    (peer,) = own._peers
-    assert peer.getpeername()[1] == open_sockets[-1].getsockname()[1]
-
-
-def test_who_says_nothing_keeps_no_rank_waiting(open_sockets, monkeypatch):
-    """However many they are: those who wait the longest give way."""
-    monkeypatch.setattr(watch, "_HELLO_SECONDS", 600.0)
-    monkeypatch.setattr(watch, "_MAX_UNAUTHENTICATED", 4)
-
-    def connect(address: tuple[str, int], key: bytes) -> None:
-        open_sockets.extend(asked(address)[0] for _ in range(30))
-        open_sockets.append(joined(address, key))
-
-    own, _ = watching(connect)
-    (peer,) = own._peers
-    assert peer.getpeername()[1] == open_sockets[-1].getsockname()[1]
-
-
-def test_a_rank_that_does_not_come_is_told(monkeypatch):
-    monkeypatch.setattr(watch, "_CONNECT_SECONDS", 0.1)
-    with pytest.raises(RankFailedError, match=r"0 came within 0\.1 s.*MASTER_ADDR"):
-        watching(lambda address, key: None)
-
-
-def test_what_one_rank_reports_the_first_passes_on_to_the_others(monkeypatch):
-    class FirstOfThree(FirstOfTwo):
-        size = 3
-
-    others: list[socket.socket] = []
-
-    def connect(address: tuple[str, int], key: bytes) -> None:
-        for rank in (1, 2):
-            peer, nonce = asked(address)
-            peer.sendall(watch._hello(key, nonce, rank))
-            others.append(peer)
-
-    heard: queue.Queue[RankFailedError] = queue.Queue()
-    PeerMonitor(FirstOfThree(connect), "127.0.0.1", heard.put)  # type: ignore[arg-type]
-    try:
-        others[0].sendall(LOSS)
-        assert "rank 7 is silent" in str(heard.get())
-        with others[1].makefile("rb") as lines:
-            assert lines.readline() == LOSS
-        others[0].settimeout(0.2)
-        with pytest.raises(TimeoutError):
-            others[0].recv(1)
-    finally:
-        for each in others:
-            each.close()
-
-
-def test_a_rank_reports_to_the_first(open_sockets):
-    def connect(address: tuple[str, int], key: bytes) -> None:
-        open_sockets.append(joined(address, key))
-
-    own, _ = watching(connect)
-    own.report(RankFailedError("train", "rank 7 is silent", "see to it"))
-    with open_sockets[0].makefile("rb") as lines:
-        assert lines.readline() == LOSS
-
-
-@pytest.mark.parametrize(
-    "line",
-    [b"{}\n", b"[1, 2]\n", b"no json\n", b"7\n", b'["a", "b", {}]\n', b"[" * 200_000 + b"\n",
-     b'"' + b"x" * (2 << 20)],
-    ids=["object", "short", "no JSON", "number", "no text", "nested", "endless"],
-)  # fmt: skip
-def test_what_is_no_report_ends_the_job_as_well(open_sockets, line):
-    def connect(address: tuple[str, int], key: bytes) -> None:
-        open_sockets.append(joined(address, key))
-
-    _, heard = watching(connect)
-    open_sockets[0].sendall(line)
-    assert "rank 1 reports what is no error" in str(heard.get())
-    is_over()
+def test_a_store_that_cannot_be_reached_is_told(monkeypatch, server):
+    monkeypatch.setattr("dgl_mgpu.utils.timeouts.CONNECT", 0.2)
+    server.clear()
+    with pytest.raises(RankFailedError, match=r"connect to torchrun's store at 127\.0\.0\.1"):
+        watch._connect("watch")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -15,6 +17,7 @@ from dgl_mgpu.report import read_metrics
 from dgl_mgpu.train import run as running
 from dgl_mgpu.train.checkpoint.checkpoint import Checkpoint
 from dgl_mgpu.train.compose import compose
+from tests.environment import search_path
 from tests.train.jobs import SMALL, at_step, equal_states, make_trainer, train
 
 
@@ -22,6 +25,49 @@ def killed_once(mark: Path) -> None:
     if not mark.exists():
         mark.touch()
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+SCRIPT = """
+import os
+import signal
+import sys
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from dgl_mgpu.cli import main
+
+def is_killed(optimizer, *arguments):
+    optimizer.steps = getattr(optimizer, "steps", 0) + 1
+    if optimizer.steps == 5 and os.environ["RANK"] == "1":
+        if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+            os.kill(os.getpid(), signal.SIGKILL)
+
+register_optimizer_step_pre_hook(is_killed)
+if __name__ == "__main__":
+    sys.exit(main(["train", *sys.argv[1:]]))
+"""
+
+
+@pytest.mark.usefixtures("forked_ranks")
+@pytest.mark.parametrize("names_folder", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_torchrun_starts_ranks_again_that_go_on_with_the_run(tmp_path, data, names_folder):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    options = [*SMALL, data, "trainer.batch_size=128"]
+    folder = tmp_path / "a run's=folder"
+    ended = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
+         "--max-restarts=1", str(tmp_path / "script.py"), *options,
+         *([f"hydra.run.dir='{folder}'".replace("n's", "n\\'s")] if names_folder else [])],
+        env={**os.environ, "PYTHONPATH": search_path(), "CUDA_VISIBLE_DEVICES": ""},
+        cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stdout
+    if not names_folder:
+        (metrics,) = tmp_path.glob("outputs/*/*/metrics.jsonl")
+        folder = metrics.parent
+    whole = train(tmp_path / "whole", 2, *options)
+    assert equal_states(Checkpoint.load(folder).model, Checkpoint.load(whole).model)
+    reports, summary = read_metrics(folder / "metrics.jsonl")
+    assert [report.epoch for report in reports] == [1, 2, 3]
+    assert summary is not None and summary["restarts"] == 1
 
 
 @pytest.mark.usefixtures("forked_ranks", "without_pictures")
