@@ -12,12 +12,18 @@ import torch
 
 from dgl_mgpu.dgl.capi import record
 from dgl_mgpu.dgl.capi.ids import CHECKS
-from dgl_mgpu.dgl.capi.table import ENTRIES, WITHOUT_LIBRARY, Implementation
+from dgl_mgpu.dgl.capi.table import (
+    ENTRIES,
+    TAKE_HOST_GRAPHS,
+    WITHOUT_LIBRARY,
+    Implementation,
+)
 from dgl_mgpu.dgl.ffi.function import Function
 from dgl_mgpu.dgl.ffi.ndarray import NDArrayBase
 from dgl_mgpu.errors import InvalidInputError, UnavailableError
 from dgl_mgpu.graph.dispatch import CHECKED_TYPES
 from dgl_mgpu.graph.errors import as_dgl_error
+from dgl_mgpu.graph.host_ids import takes_ids_of_gpus
 
 
 class OwnFunction(Function):
@@ -59,7 +65,7 @@ class OwnFunction(Function):
         module, _, name = place.partition(":")
         function = attrgetter(name)(importlib.import_module(f"dgl_mgpu.{module}"))
         if self._place is not Implementation.CPU:
-            return function
+            return function if module in TAKE_HOST_GRAPHS else takes_ids_of_gpus(function)
         from dgl_mgpu.dgl.capi.roundtrip import through_cpu
 
         on_gpu = through_cpu(self.name, function)

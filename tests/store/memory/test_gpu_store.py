@@ -33,6 +33,7 @@ from dgl_mgpu.machine.links import FOUND, as_measured, is_measured
 from dgl_mgpu.ops import RowView, gather_rows
 from dgl_mgpu.store.memory import Blueprint, FeatureSource, build
 from dgl_mgpu.store.memory import device as device_module
+from dgl_mgpu.store.memory import links as measuring
 from dgl_mgpu.store.memory.links import measure_links
 from dgl_mgpu.store.memory.machine import (
     machine,
