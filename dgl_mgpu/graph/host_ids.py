@@ -20,18 +20,18 @@ def takes_ids_of_gpus(function: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     @wraps(function)
-    def call(graph: Any, *arguments: Any, **options: Any) -> Any:
-        device = gpu_of(arguments) if isinstance(graph, HeteroGraphIndex) else None
+    def call(*arguments: Any, **options: Any) -> Any:
+        graph: Any = arguments[0] if arguments else None
+        device = gpu_of(arguments[1:]) if isinstance(graph, HeteroGraphIndex) else None
         if device is None or graph.device.type != "cpu":
-            return function(graph, *arguments, **options)
+            return function(*arguments, **options)
         if not graph.is_pinned():
             raise InvalidCallError(
                 f"call {function.__name__} with a graph on the CPU and ids on {device}",
                 "the graph is not pinned",
                 f"pin it with g.pin_memory_(), or move the graph or the ids: g.to('{device}')",
             )
-        on_cpu = moved(arguments, torch.device("cpu"))
-        return moved(function(graph, *on_cpu, **options), device)
+        return moved(function(*moved(arguments, torch.device("cpu")), **options), device)
 
     return call
 

@@ -23,7 +23,6 @@ from dgl_mgpu.dgl.ffi.ndarray import NDArrayBase
 from dgl_mgpu.errors import InvalidInputError, UnavailableError
 from dgl_mgpu.graph.dispatch import CHECKED_TYPES
 from dgl_mgpu.graph.errors import as_dgl_error
-from dgl_mgpu.graph.host_ids import takes_ids_of_gpus
 
 
 class OwnFunction(Function):
@@ -64,10 +63,12 @@ class OwnFunction(Function):
             )
         module, _, name = place.partition(":")
         function = attrgetter(name)(importlib.import_module(f"dgl_mgpu.{module}"))
+        # Modules of DGL make functions, and these import modules of DGL.
+        from dgl_mgpu.dgl.capi.roundtrip import through_cpu
+        from dgl_mgpu.graph.host_ids import takes_ids_of_gpus
+
         if self._place is not Implementation.CPU:
             return function if module in TAKE_HOST_GRAPHS else takes_ids_of_gpus(function)
-        from dgl_mgpu.dgl.capi.roundtrip import through_cpu
-
         on_gpu = through_cpu(self.name, function)
         return lambda *arguments: (on_gpu if _any_on_gpu(arguments) else function)(*arguments)
 
