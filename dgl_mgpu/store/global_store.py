@@ -17,7 +17,6 @@ from dgl_mgpu.comm.cuda_runtime import Runtime, choose_runtime
 from dgl_mgpu.config.store_options import StoreOptions
 from dgl_mgpu.data import Dataset, HeteroDataset
 from dgl_mgpu.errors import ConfigError, InvalidInputError, UnsupportedByStoreError, nearest
-from dgl_mgpu.machine.links import as_measured
 from dgl_mgpu.machine.shared_memory import SharedMemory
 from dgl_mgpu.ops.view import GraphView
 from dgl_mgpu.placement import Plan, expected_reads, load_accesses
@@ -41,7 +40,6 @@ from dgl_mgpu.store.graphbolt import node_features, read_from_store
 from dgl_mgpu.store.hotness import degree_hotness, presample_hotness
 from dgl_mgpu.store.memory import Blueprint, Store, build
 from dgl_mgpu.store.memory.format import Source
-from dgl_mgpu.store.memory.links import measure_links
 from dgl_mgpu.store.memory.machine import machine, prove_access, with_access
 from dgl_mgpu.store.partitioned import Partition, fetch_replicas
 from dgl_mgpu.store.planning import make_blueprint, reads_of
@@ -318,8 +316,6 @@ class GlobalStore:
             device_infos = ranks.all_gather(
                 ranks.run_all("look at the ranks' GPUs", runtime.device_info)
             )
-            if topology == "auto":
-                measure_links(runtime, ranks, access, device_infos)
         blueprint: Blueprint | None = None
 
         def plan() -> tuple[StoreSchema, Bounds]:
@@ -331,8 +327,6 @@ class GlobalStore:
             planned_for = machine(topology, ranks.size, runtime, device_infos)
             if access is not None:
                 planned_for = with_access(planned_for, access)
-            if topology == "auto" and device_infos is not None:
-                planned_for = as_measured(planned_for, [info.gpu for info in device_infos])
             hotness = _hotness(content, checked, seed, runtime)
             place = partial(
                 make_blueprint,
