@@ -22,6 +22,7 @@ from dgl.utils import to_dgl_context, toindex
 
 from dgl_mgpu.graph.dispatch import TensorBacked, has_library, tensor_backed_graphs
 from dgl_mgpu.graph.errors import raising_dgl_errors
+from dgl_mgpu.graph.host_ids import moved, takes_ids_of_gpus
 from dgl_mgpu.graph.relation import FORMATS, Compressed, Coo, Relation, Unnumbered, ranges
 
 _CPU = 1  # DGLContext's device type
@@ -315,6 +316,7 @@ class TensorIndex(HeteroGraphIndex, TensorBacked):
     def has_nodes(self, ntype: int, vids: torch.Tensor) -> torch.Tensor:
         return ((vids >= 0) & (vids < self._num_nodes[ntype])).to(vids.dtype)
 
+    @takes_ids_of_gpus
     def has_edges_between(self, etype: int, u: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         u, v = torch.broadcast_tensors(u, v)
         _, counts, _ = self.relations[etype].edges_between(u, v)
@@ -329,6 +331,7 @@ class TensorIndex(HeteroGraphIndex, TensorBacked):
     def _node(self, node: int) -> torch.Tensor:
         return torch.tensor([int(node)], dtype=self.idtype, device=self.device)
 
+    @takes_ids_of_gpus
     def edge_ids_all(
         self, etype: int, u: torch.Tensor, v: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -338,6 +341,7 @@ class TensorIndex(HeteroGraphIndex, TensorBacked):
         ends = [end.repeat_interleave(counts, output_size=eids.numel()) for end in (u, v)]
         return ends[0], ends[1], eids
 
+    @takes_ids_of_gpus
     def edge_ids_one(self, etype: int, u: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         u, v = torch.broadcast_tensors(u, v)
         start, counts, eids = self.relations[etype].edges_between(u, v)
@@ -345,17 +349,20 @@ class TensorIndex(HeteroGraphIndex, TensorBacked):
             return torch.full_like(u, -1)
         return torch.where(counts > 0, eids[start.clamp(max=eids.numel() - 1)], -1)
 
+    @takes_ids_of_gpus
     def find_edges(
         self, etype: int, eid: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         return (*self.relations[etype].find(eid), eid)
 
+    @takes_ids_of_gpus
     @raising_dgl_errors
     def in_edges(
         self, etype: int, v: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         return self.relations[etype].in_edges(v)
 
+    @takes_ids_of_gpus
     @raising_dgl_errors
     def out_edges(
         self, etype: int, v: torch.Tensor
@@ -374,10 +381,12 @@ class TensorIndex(HeteroGraphIndex, TensorBacked):
         row, col = relation.coo()
         return row, col, torch.arange(relation.num_edges, dtype=row.dtype, device=row.device)
 
+    @takes_ids_of_gpus
     @raising_dgl_errors
     def in_degrees(self, etype: int, v: torch.Tensor | None) -> torch.Tensor:
         return self.relations[etype].in_degrees(v)
 
+    @takes_ids_of_gpus
     @raising_dgl_errors
     def out_degrees(self, etype: int, v: torch.Tensor | None) -> torch.Tensor:
         return self.relations[etype].out_degrees(v)
@@ -459,3 +468,11 @@ class SubgraphIndex(TensorBacked):
     graph: TensorIndex
     induced_nodes: list[torch.Tensor]
     induced_edges: list[torch.Tensor]
+
+    def on(self, device: torch.device) -> SubgraphIndex:
+        """The same on a device."""
+        return SubgraphIndex(
+            self.graph.on(device),
+            moved(self.induced_nodes, device),
+            moved(self.induced_edges, device),
+        )

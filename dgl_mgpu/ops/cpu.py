@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import operator
 import os
 import threading
 from collections.abc import Callable
@@ -45,8 +46,12 @@ os.register_at_fork(
     after_in_child=global_compiler_lock.release,
 )
 
+#: What is divided by zero is infinite or NaN, as torch has it; Python's error would also keep loops
+#: from becoming vector instructions.
+_OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
+
 #: Decorator of the parts of a kernel: always inlined, so that a call costs nothing.
-inline: Callable[..., Any] = numba.njit(nogil=True, forceinline=True)
+inline: Callable[..., Any] = numba.njit(**_OPTIONS, forceinline=True)
 #: Decorator of a function that emits LLVM code; typed, unlike Numba's.
 intrinsic: Callable[..., Any] = numba.extending.intrinsic
 
@@ -59,7 +64,7 @@ _SHARED_STAMP = tuple(
 
 def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
     """Decorate a kernel: without the interpreter lock, compiled once and kept on disk."""
-    dispatcher: Any = numba.njit(nogil=True, cache=True)(function)
+    dispatcher: Any = numba.njit(**_OPTIONS, cache=True)(function)
     # Numba recompiles when the kernel's own file changes; look at the shared ones, too.
     index = getattr(dispatcher._cache, "_cache_file", None)
     if index is not None:
@@ -130,27 +135,34 @@ WIDE, NARROW = CACHE_LINE, 16
 
 
 @intrinsic
-def zeros(typing_context, example, num_bytes):  # type: ignore[no-untyped-def]
-    """A vector of zeros like ``example``, a float32 or float64; ``num_bytes`` is a constant."""
+def filled(typing_context, value, num_bytes):  # type: ignore[no-untyped-def]
+    """A vector with ``value``, a number, in every lane; ``num_bytes`` is a constant."""
     if not isinstance(num_bytes, types.IntegerLiteral):
         return None
-    vector = Vector(example, num_bytes.literal_value * 8 // example.bitwidth)
+    vector = Vector(value, num_bytes.literal_value * 8 // value.bitwidth)
 
     def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        return ir.Constant(context.get_value_type(vector), None)
+        return _in_every_lane(builder, context.get_value_type(vector), args[0])
 
-    return vector(example, num_bytes), codegen
+    return vector(value, num_bytes), codegen
+
+
+def _in_every_lane(builder: ir.IRBuilder, vector: ir.VectorType, value: ir.Value) -> ir.Value:
+    first_lane = ir.Constant(ir.IntType(32), 0)
+    first = builder.insert_element(ir.Constant(vector, ir.Undefined), value, first_lane)
+    zeros = ir.Constant(ir.VectorType(ir.IntType(32), vector.count), None)
+    return builder.shuffle_vector(first, first, zeros)
 
 
 @intrinsic
-def add_at(typing_context, vector, address):  # type: ignore[no-untyped-def]
-    """A vector plus the one at an address."""
+def load_vector(typing_context, example, address):  # type: ignore[no-untyped-def]
+    """The vector at an address, of the type of ``example``."""
 
     def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
         pointer = builder.inttoptr(args[1], args[0].type.as_pointer())
-        return builder.fadd(args[0], builder.load(pointer, align=vector.dtype.bitwidth // 8))
+        return builder.load(pointer, align=example.dtype.bitwidth // 8)
 
-    return vector(vector, types.int64), codegen
+    return example(example, types.int64), codegen
 
 
 @intrinsic
@@ -161,6 +173,55 @@ def store_vector(typing_context, address, vector):  # type: ignore[no-untyped-de
         return context.get_dummy_value()
 
     return types.void(types.int64, vector), codegen
+
+
+def _take_vectors(function: Callable[..., Any], instruction: str) -> None:
+    """Have a function of Python's operators take two vectors of floating-point numbers."""
+
+    @intrinsic
+    def apply(typing_context, left, right):  # type: ignore[no-untyped-def]
+        def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+            return getattr(builder, instruction)(*args)
+
+        return left(left, right), codegen
+
+    @numba.extending.overload(function)
+    def of_vectors(left, right):  # type: ignore[no-untyped-def]
+        if isinstance(left, Vector) and left == right:
+            return lambda left, right: apply(left, right)
+        return None
+
+
+_take_vectors(operator.add, "fadd")
+_take_vectors(operator.sub, "fsub")
+_take_vectors(operator.mul, "fmul")
+_take_vectors(operator.truediv, "fdiv")
+
+
+@intrinsic
+def choose(typing_context, best, chosen, values, choice, highest):  # type: ignore[no-untyped-def]
+    """``best`` and ``chosen`` with the lanes replaced in which ``values`` are better.
+
+    These become ``values``, and of ``chosen``, a vector of integers as wide, ``choice``.  Better is
+    what is higher or, unless ``highest``, lower: nothing is better than NaN, nor is NaN itself.
+    """
+
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        best, chosen, values, choice, highest = args
+        is_better = builder.select(
+            builder.trunc(highest, ir.IntType(1)),
+            builder.fcmp_ordered(">", values, best),
+            builder.fcmp_ordered("<", values, best),
+        )
+        integer = chosen.type.element
+        choice = builder.trunc(choice, integer) if integer.width < 64 else choice
+        choices = _in_every_lane(builder, chosen.type, choice)
+        best = builder.select(is_better, values, best)
+        chosen = builder.select(is_better, choices, chosen)
+        return context.make_tuple(builder, signature.return_type, [best, chosen])
+
+    pair = types.Tuple([best, chosen])
+    return pair(best, chosen, values, types.int64, types.boolean), codegen
 
 
 @intrinsic

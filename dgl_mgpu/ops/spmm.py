@@ -18,14 +18,16 @@ from dgl_mgpu.ops.cpu import (
     AHEAD,
     NARROW,
     WIDE,
-    add_at,
+    choose,
+    filled,
     inline,
     kernel,
     load_id,
+    load_vector,
     prefetch,
     prefetch_row,
+    store_id,
     store_vector,
-    zeros,
 )
 from dgl_mgpu.ops.library import Operator, Sizes, Written, call
 
@@ -324,6 +326,8 @@ def check_entries(
 _GRAIN, _NUMBERS = 64, 1 << 17
 #: How many entries ahead rows are prefetched that are only added up.
 _PREFETCH_DISTANCE = 24
+#: Of messages that are made at a time, to choose of them.
+_MESSAGE_BYTES = 1 << 13
 
 _ADD, _SUB, _MUL, _DIV, _COPY_LHS, _COPY_RHS = range(6)
 _SUM, _MEAN, _MAX, _MIN = range(4)
@@ -340,168 +344,234 @@ def _message(left: float, right: float, op: int) -> float:
     return left / right
 
 
-# The loops over columns have no branches and no ids in them, so that they become vector
-# instructions; a row is added to in the order of its entries, whatever the width of these is.
-
-
-@inline
-def _add(target: np.ndarray, row: np.ndarray) -> None:
-    for column in range(len(target)):
-        target[column] += row[column]
-
-
-@inline
-def _add_messages(
-    target: np.ndarray, left: np.ndarray, right: np.ndarray, repeat: int, op: int
-) -> None:
-    """Add messages; each column of ``right`` goes with ``repeat`` columns of ``left``."""
-    if repeat == 1 and op == _MUL:
-        for column in range(len(target)):
-            target[column] += left[column] * right[column]
-    elif repeat == 1:
-        for column in range(len(target)):
-            target[column] += _message(left[column], right[column], op)
-    else:
-        for block in range(len(right)):
-            first, value = block * repeat, right[block]
-            if op == _MUL:
-                for column in range(first, first + repeat):
-                    target[column] += left[column] * value
-            else:
-                for column in range(first, first + repeat):
-                    target[column] += _message(left[column], value, op)
-
-
-@inline
-def _set_messages(
-    target: np.ndarray, left: np.ndarray, right: np.ndarray, repeat: int, op: int
-) -> None:
-    for block in range(len(right)):
-        first, value = block * repeat, right[block]
-        for column in range(first, first + repeat):
-            target[column] = _message(left[column], value, op)
-
-
-@inline
-def _choose(target: np.ndarray, row: np.ndarray, sign: float, arg: np.ndarray, entry: int) -> None:
-    """Keep the higher values, or with a sign of -1 the lower ones, and whose they are."""
-    for column in range(len(target)):
-        value, best = row[column], target[column]
-        is_better = sign * value > sign * best
-        target[column] = value if is_better else best
-        arg[column] = entry if is_better else arg[column]
-
-
 @inline
 def _row_at(ids: int, entry: int, id_width: int) -> int:
     return load_id(ids, entry, id_width) if ids != 0 else entry
 
 
 @inline
-def _add_row(
+def _prefetch_operands(
+    u: np.ndarray, e: np.ndarray, indices: int, eids: int, id_width: int, entry: int, end: int
+) -> None:
+    """Prefetch what an entry's message is made of, if there is one before ``end``."""
+    if entry < end:
+        prefetch_row(u, load_id(indices, entry, id_width))
+        if eids != 0:
+            prefetch_row(e, load_id(eids, entry, id_width))
+
+
+@inline
+def _add_rows(
     target: np.ndarray, rows: np.ndarray, ids: int, id_width: int, first: int, last: int, end: int
 ) -> None:
-    """Set ``target`` to the sum of the rows of entries ``[first, last)``, in their order.
+    """Add the rows of entries ``[first, last)`` to ``target``, in their order.
 
     Sums of some columns are kept in registers over all entries.  ``end`` is the end of all entries,
     up to which rows are prefetched.
     """
     zero = target.dtype.type(0.0)
+    wide, narrow = filled(zero, WIDE), filled(zero, NARROW)
     size, num_bytes = target.itemsize, len(target) * target.itemsize
     at, to = rows.ctypes.data, target.ctypes.data
     done = 0
     while done + 4 * WIDE <= num_bytes:
-        a, b, c, d = zeros(zero, WIDE), zeros(zero, WIDE), zeros(zero, WIDE), zeros(zero, WIDE)
+        a, b = load_vector(wide, to + done), load_vector(wide, to + done + WIDE)
+        c = load_vector(wide, to + done + 2 * WIDE)
+        d = load_vector(wide, to + done + 3 * WIDE)
         for entry in range(first, last):
-            ahead = (
-                at
-                + done
-                + _row_at(ids, min(entry + _PREFETCH_DISTANCE, end - 1), id_width) * num_bytes
-            )
+            ahead = _row_at(ids, min(entry + _PREFETCH_DISTANCE, end - 1), id_width)
             for line in range(4):
-                prefetch(ahead + line * WIDE)
+                prefetch(at + done + ahead * num_bytes + line * WIDE)
             address = at + done + _row_at(ids, entry, id_width) * num_bytes
-            a, b = add_at(a, address), add_at(b, address + WIDE)
-            c, d = add_at(c, address + 2 * WIDE), add_at(d, address + 3 * WIDE)
+            a, b = a + load_vector(wide, address), b + load_vector(wide, address + WIDE)
+            c = c + load_vector(wide, address + 2 * WIDE)
+            d = d + load_vector(wide, address + 3 * WIDE)
         store_vector(to + done, a)
         store_vector(to + done + WIDE, b)
         store_vector(to + done + 2 * WIDE, c)
         store_vector(to + done + 3 * WIDE, d)
         done += 4 * WIDE
     while done + WIDE <= num_bytes:
-        a = zeros(zero, WIDE)
+        a = load_vector(wide, to + done)
         for entry in range(first, last):
             ahead = _row_at(ids, min(entry + _PREFETCH_DISTANCE, end - 1), id_width)
             prefetch(at + done + ahead * num_bytes)
-            a = add_at(a, at + done + _row_at(ids, entry, id_width) * num_bytes)
+            a = a + load_vector(wide, at + done + _row_at(ids, entry, id_width) * num_bytes)
         store_vector(to + done, a)
         done += WIDE
     while done + NARROW <= num_bytes:
-        e = zeros(zero, NARROW)
+        e = load_vector(narrow, to + done)
         for entry in range(first, last):
             ahead = _row_at(ids, min(entry + _PREFETCH_DISTANCE, end - 1), id_width)
             prefetch(at + done + ahead * num_bytes)
-            e = add_at(e, at + done + _row_at(ids, entry, id_width) * num_bytes)
+            e = e + load_vector(narrow, at + done + _row_at(ids, entry, id_width) * num_bytes)
         store_vector(to + done, e)
         done += NARROW
     for column in range(done // size, len(target)):
-        total = zero
+        total = target[column]
         for entry in range(first, last):
             total += rows[_row_at(ids, entry, id_width), column]
         target[column] = total
 
 
+@inline
+def _choose_rows(
+    best: np.ndarray, chosen: np.ndarray, rows: np.ndarray, ids: int, id_width: int, first: int,
+    last: int, end: int, number: int, highest: bool,
+) -> None:  # fmt: skip
+    """Put the rows of entries ``[first, last)`` in place of ``best`` where they are better.
+
+    As `_add_rows`.  ``chosen``, of integers as wide as the values, becomes the number of the entry,
+    of which ``number`` is the first one's.
+    """
+    wide, narrow = filled(best.dtype.type(0), WIDE), filled(best.dtype.type(0), NARROW)
+    zero = chosen.dtype.type(0)
+    wide_choice, narrow_choice = filled(zero, WIDE), filled(zero, NARROW)
+    size, num_bytes = best.itemsize, len(best) * best.itemsize
+    at, to, chosen_to = rows.ctypes.data, best.ctypes.data, chosen.ctypes.data
+    number -= first
+    done = 0
+    while done + 2 * WIDE <= num_bytes:
+        a, in_a = load_vector(wide, to + done), load_vector(wide_choice, chosen_to + done)
+        b = load_vector(wide, to + done + WIDE)
+        in_b = load_vector(wide_choice, chosen_to + done + WIDE)
+        for entry in range(first, last):
+            ahead = _row_at(ids, min(entry + _PREFETCH_DISTANCE, end - 1), id_width)
+            for line in range(2):
+                prefetch(at + done + ahead * num_bytes + line * WIDE)
+            address = at + done + _row_at(ids, entry, id_width) * num_bytes
+            values = load_vector(wide, address)
+            a, in_a = choose(a, in_a, values, number + entry, highest)
+            values = load_vector(wide, address + WIDE)
+            b, in_b = choose(b, in_b, values, number + entry, highest)
+        store_vector(to + done, a)
+        store_vector(to + done + WIDE, b)
+        store_vector(chosen_to + done, in_a)
+        store_vector(chosen_to + done + WIDE, in_b)
+        done += 2 * WIDE
+    while done + WIDE <= num_bytes:
+        a, in_a = load_vector(wide, to + done), load_vector(wide_choice, chosen_to + done)
+        for entry in range(first, last):
+            ahead = _row_at(ids, min(entry + _PREFETCH_DISTANCE, end - 1), id_width)
+            prefetch(at + done + ahead * num_bytes)
+            values = load_vector(wide, at + done + _row_at(ids, entry, id_width) * num_bytes)
+            a, in_a = choose(a, in_a, values, number + entry, highest)
+        store_vector(to + done, a)
+        store_vector(chosen_to + done, in_a)
+        done += WIDE
+    while done + NARROW <= num_bytes:
+        c, in_c = load_vector(narrow, to + done), load_vector(narrow_choice, chosen_to + done)
+        for entry in range(first, last):
+            ahead = _row_at(ids, min(entry + _PREFETCH_DISTANCE, end - 1), id_width)
+            prefetch(at + done + ahead * num_bytes)
+            values_c = load_vector(narrow, at + done + _row_at(ids, entry, id_width) * num_bytes)
+            c, in_c = choose(c, in_c, values_c, number + entry, highest)
+        store_vector(to + done, c)
+        store_vector(chosen_to + done, in_c)
+        done += NARROW
+    for column in range(done // size, len(best)):
+        value, entry_of_value = best[column], chosen[column]
+        for entry in range(first, last):
+            other = rows[_row_at(ids, entry, id_width), column]
+            if (other > value) if highest else (other < value):
+                value, entry_of_value = other, number + entry
+        best[column], chosen[column] = value, entry_of_value
+
+
+@inline
+def _reduce(
+    result: np.ndarray, chosen: np.ndarray, rows: np.ndarray, ids: int, id_width: int, first: int,
+    last: int, end: int, number: int, reduce: int,
+) -> None:  # fmt: skip
+    if reduce in (_MAX, _MIN):
+        highest = reduce == _MAX
+        _choose_rows(result, chosen, rows, ids, id_width, first, last, end, number, highest)
+    else:
+        _add_rows(result, rows, ids, id_width, first, last, end)
+
+
+@inline
+def _set_message(
+    target: np.ndarray, left: np.ndarray, right: np.ndarray, repeat: int, op: int
+) -> None:
+    """Set ``target`` to a message; each column of ``right`` goes with ``repeat`` of ``left``."""
+    zero = target.dtype.type(0.0)
+    wide, narrow = filled(zero, WIDE), filled(zero, NARROW)
+    size = target.itemsize
+    to, at, by = target.ctypes.data, left.ctypes.data, right.ctypes.data
+    # Columns ``[done, stop)`` have one column of ``right`` in common or, of as many, one each.
+    done = stop = block = 0
+    while stop < len(target) * size:
+        stop += (len(target) if repeat == 1 else repeat) * size
+        value = right[block]
+        while done + WIDE <= stop:
+            a = load_vector(wide, by + done) if repeat == 1 else filled(value, WIDE)
+            store_vector(to + done, _message(load_vector(wide, at + done), a, op))
+            done += WIDE
+        while done + NARROW <= stop:
+            b = load_vector(narrow, by + done) if repeat == 1 else filled(value, NARROW)
+            store_vector(to + done, _message(load_vector(narrow, at + done), b, op))
+            done += NARROW
+        while done < stop:
+            column = done // size
+            value = right[column] if repeat == 1 else value
+            target[column] = _message(left[column], value, op)
+            done += size
+        block += 1
+
+
+@inline
+def _store_ids(arg: int, row: int, chosen: np.ndarray, ids: int, id_width: int, first: int) -> None:
+    """Store whose the chosen entries of a row are, 0 where none was chosen."""
+    for column in range(len(chosen)):
+        this = 0 if chosen[column] < 0 else _row_at(ids, first + chosen[column], id_width)
+        store_id(arg, row * len(chosen) + column, id_width, this)
+
+
 @kernel
 def _spmm(
     begin: int, end: int, indptr: int, indices: int, eids: int, id_width: int, u: np.ndarray,
-    e: np.ndarray, repeat: int, op: int, reduce: int, out: np.ndarray, chosen: np.ndarray,
+    e: np.ndarray, repeat: int, op: int, reduce: int, out: np.ndarray, numbers: np.ndarray,
+    arg_u: int, arg_e: int,
 ) -> None:  # fmt: skip
-    """Rows ``[begin, end)``; ids are addresses of arrays, 0 where there is none.
+    """Rows ``[begin, end)``; ids and args are addresses of arrays, 0 where there is none.
 
-    ``chosen`` has the row of the operand that each extreme is of or, of two operands, the entry;
-    as it is given where there is none.
+    ``numbers`` is empty, of the type that counts a row's entries: of integers as wide as values.
     """
-    is_choice = reduce in (_MAX, _MIN)
-    # In an array of its own, which no other overlaps, a row's result is quick to change.
-    total, message = np.empty(out.shape[1], out.dtype), np.empty(out.shape[1], out.dtype)
-    sign = total.dtype.type(1.0 if reduce == _MAX else -1.0)
+    width = out.shape[1]
+    chosen = np.empty(width, numbers.dtype)
+    at_once = max(1, _MESSAGE_BYTES // max(1, width * out.itemsize))
+    messages = np.empty((at_once, width), out.dtype)
+    start = -np.inf if reduce == _MAX else np.inf if reduce == _MIN else 0.0
     end_of_all = load_id(indptr, end, id_width)
     for row in range(begin, end):
-        total[:] = -sign * np.inf if is_choice else 0.0
+        result = out[row]
+        result[:] = start
+        chosen[:] = -1
         first, last = load_id(indptr, row, id_width), load_id(indptr, row + 1, id_width)
-        if not is_choice and op in (_COPY_LHS, _COPY_RHS):
+        if op in (_COPY_LHS, _COPY_RHS):
             rows, ids = (u, indices) if op == _COPY_LHS else (e, eids)
-            _add_row(out[row], rows, ids, id_width, first, last, end_of_all)
-            if reduce == _MEAN and last > first:
-                for column in range(out.shape[1]):
-                    out[row, column] /= last - first
-            continue
-        for entry in range(first, last):
-            if entry + AHEAD < end_of_all:
-                if indices != 0:
-                    prefetch_row(u, load_id(indices, entry + AHEAD, id_width))
-                if eids != 0 and op != _COPY_LHS:
-                    prefetch_row(e, load_id(eids, entry + AHEAD, id_width))
-            source = load_id(indices, entry, id_width) if indices != 0 else 0
-            edge = load_id(eids, entry, id_width) if eids != 0 else entry
-            if is_choice:
-                if op == _COPY_LHS:
-                    _choose(total, u[source], sign, chosen[row], source)
-                elif op == _COPY_RHS:
-                    _choose(total, e[edge], sign, chosen[row], edge)
-                else:
-                    _set_messages(message, u[source], e[edge], repeat, op)
-                    _choose(total, message, sign, chosen[row], entry)
-            elif op == _COPY_LHS:
-                _add(total, u[source])
-            elif op == _COPY_RHS:
-                _add(total, e[edge])
-            else:
-                _add_messages(total, u[source], e[edge], repeat, op)
+            _reduce(result, chosen, rows, ids, id_width, first, last, end_of_all, 0, reduce)
+        else:
+            for part in range(first, last, at_once):
+                stop = min(part + at_once, last)
+                for entry in range(part, stop):
+                    if entry + AHEAD < end_of_all:
+                        prefetch_row(u, load_id(indices, entry + AHEAD, id_width))
+                        if eids != 0:
+                            prefetch_row(e, load_id(eids, entry + AHEAD, id_width))
+                    source = load_id(indices, entry, id_width)
+                    edge = _row_at(eids, entry, id_width)
+                    _set_message(messages[entry - part], u[source], e[edge], repeat, op)
+                count = stop - part
+                _reduce(result, chosen, messages, 0, 0, 0, count, count, part - first, reduce)
         if reduce == _MEAN and last > first:
-            for column in range(len(total)):
-                total[column] /= last - first
-        out[row] = total
+            for column in range(width):
+                result[column] /= last - first
+        if arg_u != 0:
+            _store_ids(arg_u, row, chosen, indices, id_width, first)
+        if arg_e != 0:
+            _store_ids(arg_e, row, chosen, eids, id_width, first)
 
 
 @spmm_op.cpu
@@ -522,33 +592,17 @@ def _spmm_cpu(
         right = matrix(e, number)  # type: ignore[arg-type]
     results = out.view(len(out), width) if out.dtype == number else None
     results = torch.empty(len(out), width, dtype=number) if results is None else results
-    of_both = arg_u is not None and arg_e is not None
-    only = arg_u if arg_e is None else arg_e
-    if of_both:
-        chosen = torch.full((len(out), width), -1, dtype=torch.int64)
-    else:
-        chosen = indptr.new_empty(0, 0) if only is None else only.zero_().view(len(out), width)
     entries = next(len(ids) for ids in (indices, eids, e) if ids is not None)
     grain = max(_GRAIN, _NUMBERS * len(out) // max(entries * width, 1))
+    numbers = np.empty(0, np.int64 if number == torch.float64 else np.int32)
     cpu.run(
         _spmm, len(out), grain, address(indptr), address(indices), address(eids),
         indptr.element_size(), left.numpy(), right.numpy(), repeat, OPS.index(op),
-        REDUCES.index(reduce), results.numpy(), chosen.numpy(),
+        REDUCES.index(reduce), results.numpy(), numbers, address(arg_u), address(arg_e),
     )  # fmt: skip
     if out.dtype != number:
         out.copy_(results.view(out.shape))
-    if of_both:
-        for arg, ids in ((arg_u, indices), (arg_e, eids)):
-            _take_entries(chosen.view(out.shape), ids, arg)  # type: ignore[arg-type]
     return [tensor for tensor in (out, arg_u, arg_e) if tensor is not None]
-
-
-def _take_entries(chosen: Tensor, ids: Tensor | None, arg: Tensor) -> None:
-    """Which nodes or edges the chosen entries are of, 0 where none was chosen."""
-    places = chosen.clamp(min=0)
-    if ids is not None and ids.numel():
-        places = ids[places]
-    arg.copy_(places.masked_fill_(chosen < 0, 0))
 
 
 @add_spmm_op.cpu

@@ -169,6 +169,27 @@ def test_sums_of_rows_of_any_width_are_in_the_order_of_entries(op, dtype, width)
     assert torch.equal(spmm(indptr, indices, eids, u, e, op, "sum")[0], wanted)
 
 
+@pytest.mark.parametrize("width", [1, 4, 7, 16, 31, 64, 133])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("reduce", ["max", "min"])
+def test_choices_of_rows_of_any_width(reduce, dtype, width):
+    """The first of equal ones, in vectors of any size and what they leave; also NaN."""
+    indptr, indices, eids = graph([0, 3, 0, 40, 700, 2])  # messages of 700 entries come in parts
+    u, e = rows_for(len(indices), (width,), (width,), dtype, whole=True)
+    u[3], e[5] = torch.nan, torch.nan
+    for op in OPS[:3] + OPS[4:]:
+        check(indptr, indices, eids, u, e, op, reduce)
+        check(indptr, indices, eids, u, e[:, :1], op, reduce)
+
+
+@pytest.mark.parametrize("reduce", REDUCES)
+def test_a_message_divided_by_zero_is_infinite(reduce):
+    indptr, indices, _ = graph([1, 2])
+    u, e = torch.ones(SOURCES, 5), torch.zeros(3, 1)
+    out = spmm(indptr, indices, None, u, e, "div", reduce)[0]
+    assert torch.equal(out, torch.full((2, 5), torch.inf))
+
+
 @pytest.mark.parametrize("name", GRAPHS)
 @pytest.mark.parametrize("id_dtype", [torch.int32, torch.int64])
 @pytest.mark.parametrize("permuted", [False, True])

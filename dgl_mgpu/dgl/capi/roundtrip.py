@@ -14,6 +14,7 @@ from dgl_mgpu.dgl.capi import record
 from dgl_mgpu.dgl.capi.table import Entry
 from dgl_mgpu.errors import InvalidInputError, UnavailableError
 from dgl_mgpu.graph.dispatch import is_tensor_backed_argument, tensor_backed_graphs
+from dgl_mgpu.graph.host_ids import moved, takes_ids_of_gpus
 from dgl_mgpu.graph.index import SubgraphIndex, TensorIndex
 
 
@@ -30,10 +31,11 @@ def through_cpu(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def on_host_graphs(name: str, on_tensors: Callable[..., Any], function: Callable[..., Any]) -> Any:
-    """`on_tensors`; for a graph in host memory with ids on a GPU, `function` with the ids copied.
+    """`on_tensors`; for DGL's graphs in host memory and ids on a GPU, `function` with copied ids.
 
     DGL allows that for pinned graphs.  The graph itself is not copied.
     """
+    on_tensors = takes_ids_of_gpus(on_tensors)
 
     def call(*arguments: Any) -> Any:
         graph = arguments[0] if arguments else None
@@ -84,6 +86,8 @@ def _to_cpu(argument: Any) -> Any:
 
 
 def _back(result: Any, device: torch.device) -> Any:
+    if isinstance(result, torch.Tensor | SubgraphIndex):
+        return moved(result, device)
     if isinstance(result, HeteroGraphIndex):
         return TensorIndex.from_dgl(result, device)
     if isinstance(result, HeteroSubgraphIndex):

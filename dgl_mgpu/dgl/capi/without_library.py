@@ -12,7 +12,12 @@ import torch
 
 from dgl_mgpu.dgl.capi import record
 from dgl_mgpu.dgl.capi.ids import CHECKS
-from dgl_mgpu.dgl.capi.table import ENTRIES, WITHOUT_LIBRARY, Implementation
+from dgl_mgpu.dgl.capi.table import (
+    ENTRIES,
+    TAKE_HOST_GRAPHS,
+    WITHOUT_LIBRARY,
+    Implementation,
+)
 from dgl_mgpu.dgl.ffi.function import Function
 from dgl_mgpu.dgl.ffi.ndarray import NDArrayBase
 from dgl_mgpu.errors import InvalidInputError, UnavailableError
@@ -58,10 +63,12 @@ class OwnFunction(Function):
             )
         module, _, name = place.partition(":")
         function = attrgetter(name)(importlib.import_module(f"dgl_mgpu.{module}"))
-        if self._place is not Implementation.CPU:
-            return function
+        # Modules of DGL make functions, and these import modules of DGL.
         from dgl_mgpu.dgl.capi.roundtrip import through_cpu
+        from dgl_mgpu.graph.host_ids import takes_ids_of_gpus
 
+        if self._place is not Implementation.CPU:
+            return function if module in TAKE_HOST_GRAPHS else takes_ids_of_gpus(function)
         on_gpu = through_cpu(self.name, function)
         return lambda *arguments: (on_gpu if _any_on_gpu(arguments) else function)(*arguments)
 
