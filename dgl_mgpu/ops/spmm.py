@@ -582,7 +582,10 @@ def _spmm_cpu(
     out, arg_u, arg_e = outputs(indptr, u, e, shape, reduce)
     indptr = indptr.contiguous()
     indices, eids = (None if ids is None else ids.contiguous() for ids in (indices, eids))
-    number = torch.float64 if out.dtype == torch.float64 else torch.float32
+    entries = next(len(ids) for ids in (indices, eids, e) if ids is not None)
+    # A place in a list, of which a maximum is, is a number as wide as the values.
+    is_wide = out.dtype == torch.float64 or entries >= 1 << 31
+    number = torch.float64 if is_wide else torch.float32
     width = math.prod(shape)
     left = full_rows(u, shape, number)
     repeat = 1 if e is None else repeats(e.shape[1:], shape)
@@ -592,7 +595,6 @@ def _spmm_cpu(
         right = matrix(e, number)  # type: ignore[arg-type]
     results = out.view(len(out), width) if out.dtype == number else None
     results = torch.empty(len(out), width, dtype=number) if results is None else results
-    entries = next(len(ids) for ids in (indices, eids, e) if ids is not None)
     grain = max(_GRAIN, _NUMBERS * len(out) // max(entries * width, 1))
     numbers = np.empty(0, np.int64 if number == torch.float64 else np.int32)
     cpu.run(
