@@ -5,8 +5,8 @@ Four parts, all ranks at once, each contender with ids of its own in turns:
 - ``uniform``: rows partitioned over all GPUs, ids uniform; at least 1.15 times the peer, and 0.9 of
   a ring of copies over the remote share;
 - ``skewed``: ids as 3-hop sampling of a power-law graph yields them, after and before repeats are
-  taken out, and memory for a partition and 10 % more; at least twice the peer, which can only
-  partition;
+  taken out, and memory for a partition and 10 % more; at least twice the peer, which partitions
+  (it can cache rows on each GPU, too: that is not run);
 - ``host``: rows in host memory; at least 0.9 of pinned copies (rows below 400 B: 0.75), and the
   peer's speed; beside torch's own kernel, which does not shift its reads to where lines of memory
   begin (PyTorch-Direct's figure 8);

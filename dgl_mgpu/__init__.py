@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from dgl_mgpu.data import Dataset, load
     from dgl_mgpu.dgl.capi.record import profile_calls
     from dgl_mgpu.distributed.graph import PartitionedGraph, partition_graph
+    from dgl_mgpu.distributed.part_files import load_partition
     from dgl_mgpu.layerwise_inference import inference
     from dgl_mgpu.machine import Topology, preset, probe
     from dgl_mgpu.ops import (
@@ -74,6 +75,7 @@ _HOME = {
     "load": "data",
     "PartitionedGraph": "distributed.graph",
     "partition_graph": "distributed.graph",
+    "load_partition": "distributed.part_files",
     "inference": "layerwise_inference",
     "CapturedStep": "train.capture",
     "SampleKey": "ops",
@@ -113,6 +115,7 @@ __all__ = [
     "gather_rows",
     "inference",
     "load",
+    "load_partition",
     "load_run",
     "partition_graph",
     "pinsage_neighbors",

@@ -314,6 +314,19 @@ def partition_graph(
     owned = {ntype: ownership.cpu() for ntype, ownership in owned.items()}
     for etype, part in parts.items():
         parts[etype] = replace(part, src=owned[etype[0]], dst=owned[etype[2]])
+    graph = assemble(parts, owned, exchange, where)
+    _fill(graph, source, outline, parts)
+    return graph
+
+
+def assemble(
+    parts: Mapping[CanonicalEtype, Part],
+    owned: Mapping[str, Ownership],
+    exchange: str,
+    where: torch.device,
+) -> PartitionedGraph:
+    """A rank's part of a graph, without features, of its parts of all relations; collective."""
+    ranks = Communicator.of_all_machines()
     group = dist.group.WORLD if ranks.size > 1 else None
     window = ranks.run_all(
         "let GPUs read each other's memory", partial(_window, group, where, exchange)
@@ -322,14 +335,12 @@ def partition_graph(
     relations = [
         _partition_relation(part, group, window, machines, exchange) for part in parts.values()
     ]
-    ntypes = list(outline.num_nodes)
+    ntypes = list(owned)
     schema = GraphSchema.of(
         len(ntypes), [(ntypes.index(src), ntypes.index(dst)) for src, _, dst in parts]
     )
     index = PartitionedIndex(schema, list(owned.values()), relations)
-    graph = PartitionedGraph(index, ntypes, [etype for _, etype, _ in parts])
-    _fill(graph, source, outline, parts)
-    return graph
+    return PartitionedGraph(index, ntypes, [etype for _, etype, _ in parts])
 
 
 def _as_tensors(by: By) -> _Assigned:
@@ -393,7 +404,8 @@ def _partition_relation(
     return relation
 
 
-def _device(g: DGLGraph | None, requested: torch.device | str | None) -> torch.device:
+def device_of(g: DGLGraph | None, requested: torch.device | str | None) -> torch.device:
+    """Where a rank's part is to be: as requested, or where the graph or this rank's GPU is."""
     if requested is not None:
         try:
             device = torch.empty(0, device=requested).device
@@ -436,7 +448,7 @@ def _checked(
         raise InvalidInputError(_ACTION, "the graph has no edge types", "pass one with relations")
     seed = check_integer(seed, "seed", 0, _ACTION)
     options = _fingerprint(by), exchange, seed
-    return (None if g is None else _Outline.of(g), options), _device(g, device)
+    return (None if g is None else _Outline.of(g), options), device_of(g, device)
 
 
 def _fingerprint(by: _Assigned) -> object:

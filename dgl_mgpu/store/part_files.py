@@ -184,14 +184,14 @@ class Part:
     features: dict[str, dict[str, np.ndarray]]
 
 
-def read_part(path: Path, number: int, num_machines: int) -> Part:
+def read_part(path: Path, number: int, num_readers: int, readers: str = "machines") -> Part:
     """Read one part of those that a JSON file of DGL's names.
 
     Raises
     ------
     InvalidInputError
         If the files cannot be read or do not belong together, or there are more or fewer parts
-        than machines.
+        than ``readers``.
     """
     try:
         metadata = json.loads(path.read_text())
@@ -208,11 +208,11 @@ def read_part(path: Path, number: int, num_machines: int) -> Part:
             f"{path} cannot be read ({error!r})",
             "name the JSON file that dgl.distributed.partition_graph wrote",
         ) from error
-    if num_parts != num_machines:
+    if num_parts != num_readers:
         raise InvalidInputError(
             ACTION,
-            f"the graph has {num_parts} parts for {num_machines} machines",
-            f"start {num_parts} machines, or partition it into {num_machines} parts",
+            f"the graph has {num_parts} parts for {num_readers} {readers}",
+            f"start {num_parts} {readers}, or partition it into {num_readers} parts",
         )
     own = {ntype: int(ids.bounds[number + 1] - ids.bounds[number]) for ntype, ids in nodes.items()}
     features: dict[str, dict[str, np.ndarray]] = {ntype: {} for ntype in nodes}
@@ -229,6 +229,19 @@ def read_part(path: Path, number: int, num_machines: int) -> Part:
             if len(rows) != own[ntype]:
                 raise _unlike(f"'{feature}' has {len(rows):,} rows for {own[ntype]:,} nodes")
     return Part(number, nodes, edges, in_edges, features)
+
+
+def facts_of(part: Part) -> dict[str, str]:
+    """What all who read parts of one graph find alike."""
+    facts = {}
+    for ntype, ids in part.nodes.items():
+        facts[f"the parts' nodes of type '{ntype}'"] = str(ids.bounds.tolist())
+    for etype, ids in part.edges.items():
+        facts[f"the parts' edges of type {etype}"] = str(ids.bounds.tolist())
+    for ntype, features in part.features.items():
+        for name, rows in features.items():
+            facts[f"rows of '{name}' of type '{ntype}'"] = f"{rows.dtype} of shape {rows.shape[1:]}"
+    return facts
 
 
 def _types(metadata: Mapping[str, Any], kind: str) -> list[str]:

@@ -164,19 +164,6 @@ class PartRows:
         return self.highest
 
 
-def facts_of(part: Part) -> dict[str, str]:
-    """What is the same on all machines."""
-    facts = {}
-    for ntype, ids in part.nodes.items():
-        facts[f"the parts' nodes of type '{ntype}'"] = str(ids.bounds.tolist())
-    for etype, ids in part.edges.items():
-        facts[f"the parts' edges of type {etype}"] = str(ids.bounds.tolist())
-    for ntype, features in part.features.items():
-        for name, rows in features.items():
-            facts[f"rows of '{name}' of type '{ntype}'"] = f"{rows.dtype} of shape {rows.shape[1:]}"
-    return facts
-
-
 def content_of(part: Part, machines: Communicator) -> Content:
     """A graph as tables, of which this machine has a part; collective of machines' first ranks."""
     exchange = PartExchange(machines)

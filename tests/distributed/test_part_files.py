@@ -1,0 +1,134 @@
+"""Parts of graphs that ranks read from files, against the whole graph on one process."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import dgl
+import pytest
+import torch
+import torch.distributed as dist
+from dgl.nn import GATConv, GraphConv, HeteroGraphConv, SAGEConv
+
+import dgl_mgpu
+from dgl_mgpu.errors import InvalidInputError, RankFailedError
+from tests.distributed.both import Both, same
+from tests.ranks import RankProcesses
+from tests.store.test_part_writer import _of_types, _read_by_dgl
+from tests.store.test_partitioned import _partition
+from tests.store.test_span import of_two_types, power_law
+
+
+class _FromFiles(Both):
+    """A whole graph with the ids of a partition, and this rank's part of it."""
+
+    def __init__(self, g: dgl.DGLGraph, path: str, exchange: str = "halo") -> None:
+        self.g = g
+        self.pg = dgl_mgpu.load_partition(path, exchange=exchange)
+        self.nodes = self.pg.ndata[dgl.NID].cpu()
+        self.edges = self.pg.edata[dgl.EID].cpu()
+
+
+def _trains(path: str, g: dgl.DGLGraph, exchange: str) -> None:
+    both = _FromFiles(g, path, exchange)
+    for name, rows in g.ndata.items():
+        assert torch.equal(both.pg.ndata[name].cpu(), rows[both.nodes]), name
+    assert torch.equal(both.pg.in_degrees().cpu(), g.in_degrees()[both.nodes])
+    x = torch.rand(g.num_nodes(), 6, dtype=torch.float64)
+    for layer in (
+        SAGEConv(6, 3, "mean"),
+        GraphConv(6, 3, allow_zero_in_degree=True),
+        GATConv(6, 2, 2, allow_zero_in_degree=True),
+    ):
+        model = layer.double()
+        both.compare(lambda g, nodes, of=model: of(g, nodes["x"]), {"x": x}, model=model)
+    weights = torch.rand(g.num_edges(), dtype=torch.float64)
+    both.compare(
+        lambda g, given: dgl.ops.u_mul_e_sum(g, given["x"], given["w"]), {"x": x}, {"w": weights}
+    )
+
+
+@pytest.mark.parametrize("exchange", ["halo", "broadcast", "auto"])
+def test_a_part_from_files_is_that_of_the_graph(
+    ranks: RankProcesses, tmp_path: Path, exchange: str
+) -> None:
+    path, g = _partition(power_law(), tmp_path, ranks.size)
+    ranks.run(_trains, path, g, exchange)
+
+
+def _trains_types(path: str, g: dgl.DGLGraph) -> None:
+    pg = dgl_mgpu.load_partition(path)
+    assert (pg.ntypes, pg.canonical_etypes) == (g.ntypes, g.canonical_etypes)
+    torch.manual_seed(0)
+    model = HeteroGraphConv(
+        {etype: GraphConv(4, 3, allow_zero_in_degree=True) for etype in g.etypes}
+    ).double()
+    x = {
+        ntype: torch.rand(g.num_nodes(ntype), 4, dtype=torch.float64).requires_grad_()
+        for ntype in g.ntypes
+    }
+    nodes = {ntype: pg.nodes[ntype].data[dgl.NID].cpu() for ntype in g.ntypes}
+    own = {ntype: rows.detach()[nodes[ntype]].requires_grad_() for ntype, rows in x.items()}
+    expected, found = model(g, x), model(pg, own)
+    assert expected.keys() == found.keys()
+    for ntype, rows in expected.items():
+        same(found[ntype], rows[nodes[ntype]])
+    sum((rows**3).sum() for rows in expected.values()).backward()
+    sum((rows**3).sum() for rows in found.values()).backward()
+    for ntype, rows in x.items():
+        if rows.grad is not None:
+            same(own[ntype].grad, rows.grad[nodes[ntype]])
+    for etype in g.canonical_etypes:
+        eids = pg.edges[etype].data[dgl.EID].cpu()
+        counts = torch.zeros(g.num_edges(etype), dtype=torch.int64)
+        counts[eids] += 1
+        dist.all_reduce(counts)
+        assert (counts == 1).all()
+        low = nodes[etype[2]]
+        assert torch.isin(g.find_edges(eids, etype=etype)[1], low).all()
+
+
+def test_parts_of_several_types_from_files(ranks: RankProcesses, tmp_path: Path) -> None:
+    for number, options in enumerate([{}, {"graph_formats": ["csr"]}]):
+        path, g = _partition(of_two_types(), tmp_path / str(number), ranks.size, **options)
+        ranks.run(_trains_types, path, g)
+    path = dgl_mgpu.write_partition(_of_types(), tmp_path / "written", ranks.size)
+    g, _ = _read_by_dgl(path, ranks.size)
+    ranks.run(_trains_types, str(path), g)
+
+
+def test_one_process_loads_a_graph_of_one_part(tmp_path: Path) -> None:
+    path, g = _partition(power_law(), tmp_path, 1)
+    pg = dgl_mgpu.load_partition(path)
+    x = torch.rand(g.num_nodes(), 3, dtype=torch.float64)
+    same(dgl.ops.copy_u_sum(pg, x), dgl.ops.copy_u_sum(g, x))
+
+
+def _refused(path: str, other: str) -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    with pytest.raises(InvalidInputError, match=f"{size - 1} parts for {size} ranks"):
+        dgl_mgpu.load_partition(other)
+    with pytest.raises((InvalidInputError, RankFailedError), match="cannot be read"):
+        dgl_mgpu.load_partition(f"{path}.not" if rank else path)
+    with pytest.raises(InvalidInputError, match="no exchange='fast'"):
+        dgl_mgpu.load_partition(path, exchange="fast")
+    with pytest.raises(InvalidInputError, match="exchange"):
+        dgl_mgpu.load_partition(path, exchange="halo" if rank else "broadcast")
+    with pytest.raises(InvalidInputError, match="no device"):
+        dgl_mgpu.load_partition(path, device="cuda:99")
+
+
+def test_files_that_do_not_fit_are_refused(ranks: RankProcesses, tmp_path: Path) -> None:
+    path, _ = _partition(power_law(), tmp_path / "all", ranks.size)
+    other, _ = _partition(power_law(), tmp_path / "fewer", ranks.size - 1)
+    ranks.run(_refused, path, other)
+    metadata = json.loads(Path(path).read_text())
+    metadata["node_map"]["_N"][0][1] -= 1
+    Path(path).write_text(json.dumps(metadata))
+    ranks.run(_does_not_belong_together, path)
+
+
+def _does_not_belong_together(path: str) -> None:
+    with pytest.raises((InvalidInputError, RankFailedError)):
+        dgl_mgpu.load_partition(path)
