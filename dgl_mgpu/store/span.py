@@ -373,7 +373,7 @@ def require_same(machines: Communicator, facts: Mapping[str, str]) -> None:
             if other.get(name) != every[0].get(name):
                 raise InvalidInputError(
                     _ACTION,
-                    f"{name} is {every[0].get(name)} on machine 0, but {other.get(name)} on machine "
-                    f"{machine}",
+                    f"{name} is {every[0].get(name)} on machine 0, but {other.get(name)} on "
+                    f"machine {machine}",
                     "pass the same data and options on every machine",
                 )

@@ -146,7 +146,7 @@ def test_a_machine_that_cannot_go_on_ends_all(
 
 
 def _of_other_partitions(path: str, other: str) -> None:
-    with pytest.raises(InvalidInputError, match="the parts' nodes .* on machine 1"):
+    with pytest.raises(InvalidInputError, match=r"the parts' nodes .* on machine 1"):
         GlobalStore.from_partition(other if dist.get_rank() == 1 else path)
 
 
