@@ -212,6 +212,8 @@ class Reader:
     def mapped_array(self) -> np.ndarray:
         """An array that is mapped from the file, to be read where it is looked at."""
         shape, dtype, num_bytes = self._array_head()
+        if dtype == torch.bfloat16:
+            raise self.error("an array is of bfloat16, which NumPy has not")
         begin = self.file.tell()
         if self.file.seek(0, os.SEEK_END) < begin + num_bytes:
             raise self.error("it ends too early")
