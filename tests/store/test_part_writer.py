@@ -242,7 +242,7 @@ def test_files_that_do_not_belong_together_are_told(tmp_path: Path) -> None:
 def test_rows_that_parts_cannot_have_are_told(tmp_path: Path) -> None:
     data = _homogeneous()
     data.node_features["brain"] = torch.zeros(NODES, 2, dtype=torch.bfloat16)
-    with pytest.raises(InvalidInputError, match="'brain' is of torch.bfloat16"):
+    with pytest.raises(InvalidInputError, match="'brain' is of"):
         dgl_mgpu.write_partition(data, tmp_path, 2)
     path = str(tmp_path / "t.dgl")
     save_tensors(path, {"brain": data.node_features["brain"]}, False)
