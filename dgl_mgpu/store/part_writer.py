@@ -87,7 +87,8 @@ def write_partition(
     Raises
     ------
     InvalidInputError
-        If there are no parts or too little memory, or ``by`` is none of these.
+        If there are no parts or too little memory, ``by`` is none of these, or a feature is of
+        bfloat16.
     OutputError
         If the files cannot be written.
 
