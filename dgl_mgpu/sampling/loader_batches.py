@@ -212,7 +212,7 @@ class Batches:
             return None if pick is None else pick(ids)
         rows: Any = storage.data
         if rows.device != ids.device:
-            is_fast = ids.is_cuda and len(ids) < LISTED_ROWS
+            is_fast = ids.is_cuda and len(ids) < LISTED_ROWS and not rows.requires_grad
             if not (is_fast and rows.is_contiguous() and rows.is_pinned()):
                 return None
             rows = host_view(rows, ids.device)

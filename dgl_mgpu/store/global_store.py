@@ -43,7 +43,11 @@ from dgl_mgpu.store.hotness import degree_hotness, presample_hotness
 from dgl_mgpu.store.memory import Blueprint, Store, build
 from dgl_mgpu.store.memory.format import Source
 from dgl_mgpu.store.memory.machine import machine, prove_access, with_access
+<<<<<<< HEAD
 from dgl_mgpu.store.part_files import facts_of, read_part
+=======
+from dgl_mgpu.store.part_files import read_part
+>>>>>>> adversary
 from dgl_mgpu.store.partitioned import PartExchange, content_of
 from dgl_mgpu.store.planning import make_blueprint, reads_of
 from dgl_mgpu.store.remote import OtherMachines
@@ -231,7 +235,7 @@ class GlobalStore:
             if ranks.rank:
                 return None
             part = read_part(Path(path), machines.rank, machines.size)
-            return StoreInput(partial(content_of, part, machines), partial(facts_of, part), dict)
+            return StoreInput(partial(content_of, part, machines), dict, dict)
 
         everyone = Communicator.of_all_machines()
         return cls._build(

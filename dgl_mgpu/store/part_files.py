@@ -143,12 +143,15 @@ class PartEdges:
         reads = np.zeros(self.num_sources, np.int64)
         lowest, highest, in_order = self.num_sources, -1, True
         for places in _runs(self.sources.shape[0], max(_CHUNK, self.num_sources)):
-            chunk = self.sources[places]
+            try:
+                chunk, eids = self.sources[places], self.eids[places]
+            except IndexError as error:
+                raise _unlike(f"an edge has an end that is not there ({error})") from error
             lowest, highest = min(lowest, int(chunk.min())), max(highest, int(chunk.max()))
             if lowest < 0 or highest >= self.num_sources:
                 raise _unlike(f"there is an edge from node {highest}")
             reads += np.bincount(chunk, minlength=self.num_sources)
-            in_order &= np.array_equal(self.eids[places], places + self.first_eid)
+            in_order &= np.array_equal(eids, places + self.first_eid)
         return EdgeSummary(reads, lowest, highest, in_order)
 
 
@@ -201,8 +204,9 @@ def read_part(path: Path, number: int, num_readers: int, readers: str = "machine
             _canonical(name): TypeIds.of(metadata["edge_map"][name])
             for name in _types(metadata, "e")
         }
-        files = metadata[f"part-{number}"] if number < num_parts else {}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        of_part = metadata[f"part-{number}"] if number < num_parts else {}
+        files = {kind: str(path.parent / name) for kind, name in of_part.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise InvalidInputError(
             ACTION,
             f"{path} cannot be read ({error!r})",
@@ -214,13 +218,15 @@ def read_part(path: Path, number: int, num_readers: int, readers: str = "machine
             f"the graph has {num_parts} parts for {num_readers} {readers}",
             f"start {num_parts} {readers}, or partition it into {num_readers} parts",
         )
+    if not (_follow(list(nodes.values()), num_parts) and _follow(list(edges.values()), num_parts)):
+        raise _unlike(f"the runs of ids in {path} do not follow each other, part by part")
     own = {ntype: int(ids.bounds[number + 1] - ids.bounds[number]) for ntype, ids in nodes.items()}
     features: dict[str, dict[str, np.ndarray]] = {ntype: {} for ntype in nodes}
     try:
-        for name, rows in map_tensors(str(path.parent / files["node_feats"])).items():
+        for name, rows in map_tensors(files["node_feats"]).items():
             ntype, _, feature = name.rpartition("/")
             features[ntype or next(iter(nodes))][feature] = rows
-        graph = map_graph(str(path.parent / files["part_graph"]))
+        graph = map_graph(files["part_graph"])
         in_edges = _read_edges(graph, number, nodes, edges)
     except (IndexError, KeyError) as error:
         raise _unlike(f"part {number} lacks something ({error!r})") from error
@@ -253,6 +259,15 @@ def _types(metadata: Mapping[str, Any], kind: str) -> list[str]:
 def _canonical(name: str) -> CanonicalEtype:
     source, etype, destination = name.split(":")
     return source, etype, destination
+
+
+def _follow(types: Sequence[TypeIds], num_parts: int) -> bool:
+    """Whether runs of ids follow each other, part by part and in a part type by type."""
+    if any(len(ids.starts) != num_parts for ids in types):
+        return False
+    starts = np.array([ids.starts for ids in types], np.int64).T.ravel()
+    counts = np.array([np.diff(ids.bounds) for ids in types], np.int64).T.ravel()
+    return bool((counts >= 0).all() and (starts == np.cumsum(counts) - counts).all())
 
 
 def _unlike(found: str) -> InvalidInputError:

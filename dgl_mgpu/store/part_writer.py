@@ -6,6 +6,7 @@ gets, and which nodes of others a part's edges begin at, is in files while parts
 
 from __future__ import annotations
 
+import itertools
 import json
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -86,7 +87,8 @@ def write_partition(
     Raises
     ------
     InvalidInputError
-        If there are no parts or too little memory, or ``by`` is none of these.
+        If there are no parts or too little memory, ``by`` is none of these, or a feature is of
+        bfloat16.
     OutputError
         If the files cannot be written.
 
@@ -106,6 +108,13 @@ def write_partition(
     if type(seed) is not int or seed < 0:
         raise InvalidInputError(_ACTION, f"seed is {seed!r}", "pass 0 or more")
     data = _Data.of(dataset)
+    for name, rows in itertools.chain(*(of.items() for of in data.node_features.values())):
+        if rows.dtype == torch.bfloat16:
+            raise InvalidInputError(
+                _ACTION,
+                f"'{name}' is of torch.bfloat16, which parts cannot be read with",
+                "pass it as float32, and have stores keep it narrow (feature_dtypes=)",
+            )
     assign = _assignment(data, dataset, num_parts, by, seed, limit)
     folder = Path(folder)
     with typed_output(f"{_ACTION} into {folder}", "choose another folder, with free space"):

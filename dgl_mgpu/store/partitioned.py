@@ -18,6 +18,7 @@ from dgl_mgpu.store.graph_structure import node_table, topology_table
 from dgl_mgpu.store.memory import FeatureSource, TopologySource
 from dgl_mgpu.store.memory.format import Source
 from dgl_mgpu.store.part_files import ACTION, EdgeSummary, Part, Rows
+from dgl_mgpu.store.span import require_same
 from dgl_mgpu.utils.types import CanonicalEtype
 
 #: Nodes whose neighbours are counted at a time.
@@ -166,6 +167,7 @@ class PartRows:
 
 def content_of(part: Part, machines: Communicator) -> Content:
     """A graph as tables, of which this machine has a part; collective of machines' first ranks."""
+    require_same(machines, facts_of(part))  # before what parts have is added up
     exchange = PartExchange(machines)
     num_nodes = {ntype: int(ids.bounds[-1]) for ntype, ids in part.nodes.items()}
     out_degrees = {ntype: np.zeros(count, np.int64) for ntype, count in num_nodes.items()}

@@ -341,7 +341,7 @@ def plan_span(
     PlanDoesNotFitError if the parts do not fit.
     """
     shares = machines.run_all(_ACTION, lambda: Shares.of(sources, reads, machines.size, bounds))
-    _require_same(machines, {**facts, **shares.checksums()})
+    require_same(machines, {**facts, **shares.checksums()})
 
     def plan(ratio: float | None) -> Blueprint:
         return place(None if ratio is None else shares.kept(machines.rank, ratio))
@@ -365,15 +365,15 @@ def modelled_seconds(plan: Callable[[], Blueprint]) -> float:
         return math.inf
 
 
-def _require_same(machines: Communicator, facts: Mapping[str, str]) -> None:
+def require_same(machines: Communicator, facts: Mapping[str, str]) -> None:
     """Raise InvalidInputError if machines have other data or were asked for other stores."""
     every = machines.all_gather(dict(facts))
-    for name, expected in every[0].items():
+    for name in dict.fromkeys(itertools.chain(*every)):
         for machine, other in enumerate(every):
-            if other.get(name) != expected:
+            if other.get(name) != every[0].get(name):
                 raise InvalidInputError(
                     _ACTION,
-                    f"{name} is {expected} on machine 0, but {other.get(name)} on machine "
-                    f"{machine}",
+                    f"{name} is {every[0].get(name)} on machine 0, but {other.get(name)} on "
+                    f"machine {machine}",
                     "pass the same data and options on every machine",
                 )

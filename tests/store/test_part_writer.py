@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,8 @@ import dgl_mgpu
 from dgl_mgpu.data import Dataset, HeteroDataset
 from dgl_mgpu.data.csc import CSC, from_edges
 from dgl_mgpu.data.hetero import relation
-from dgl_mgpu.errors import ConfigError, InvalidInputError, OutputError
+from dgl_mgpu.errors import ConfigError, DGLMGPUError, InvalidInputError, OutputError
+from dgl_mgpu.graph.host.files import map_tensors, save_tensors
 from dgl_mgpu.store import part_writer
 from dgl_mgpu.store.part_files import read_part
 
@@ -221,6 +223,8 @@ def test_files_that_do_not_belong_together_are_told(tmp_path: Path) -> None:
         ('"part-0"', '"part-00"', "cannot be read"),
         ('"user:buys:item"', '"buys"', "cannot be read"),
         ('"node_feats"', '"nodes"', "lacks something"),
+        ('"part0/graph.dgl"', "7", "cannot be read"),
+        ('"user": [', '"user": [[0, 0],', "do not follow each other"),
         ("part0/node_feat.dgl", "../others/part0/node_feat.dgl", "rows for"),
         ("part0/graph.dgl", "part1/graph.dgl", "not all"),
         ("part0/graph.dgl", "../others/part0/graph.dgl", "not all|not of the type"),
@@ -233,3 +237,36 @@ def test_files_that_do_not_belong_together_are_told(tmp_path: Path) -> None:
     with pytest.raises(dgl.DGLError, match="no file of graphs"):
         read_part(path, 0, 2)
     assert other.is_file()
+
+
+def test_rows_that_parts_cannot_have_are_told(tmp_path: Path) -> None:
+    data = _homogeneous()
+    data.node_features["brain"] = torch.zeros(NODES, 2, dtype=torch.bfloat16)
+    with pytest.raises(InvalidInputError, match="'brain' is of"):
+        dgl_mgpu.write_partition(data, tmp_path, 2)
+    path = str(tmp_path / "t.dgl")
+    save_tensors(path, {"brain": data.node_features["brain"]}, False)
+    with pytest.raises(dgl.DGLError, match="bfloat16"):
+        map_tensors(path)
+
+
+def test_damaged_files_are_told(tmp_path: Path) -> None:
+    path = dgl_mgpu.write_partition(_homogeneous(), tmp_path, 2)
+    draw = np.random.default_rng(0)
+    for name in "graph.dgl", "node_feat.dgl":
+        file = tmp_path / "part0" / name
+        whole = file.read_bytes()
+        for number in range(60):
+            damaged = bytearray(whole)
+            if number % 2:
+                del damaged[int(draw.integers(len(whole))) :]
+            else:  # where there are lengths and names
+                at = int(draw.integers(4096 if name == "graph.dgl" else 0, 6000)) & ~3
+                damaged[at : at + 8] = draw.choice([b"\xff" * 8, b"\0\0\0\0\0\1\0\0"])
+            file.write_bytes(damaged)
+            # What is damaged may be an element, which nobody can tell.
+            with contextlib.suppress(DGLMGPUError):
+                part = read_part(path, 0, 2)
+                for edges in part.in_edges.values():
+                    edges.summary()
+        file.write_bytes(whole)

@@ -145,6 +145,20 @@ def test_a_machine_that_cannot_go_on_ends_all(
     ranks.run(_on_machines, "abc", _stops_within, parts[0])
 
 
+def _of_other_partitions(path: str, other: str) -> None:
+    with pytest.raises(InvalidInputError, match=r"the parts' nodes .* on machine 1"):
+        GlobalStore.from_partition(other if dist.get_rank() == 1 else path)
+
+
+def test_parts_are_of_one_partition(
+    ranks: RankProcesses, parts: tuple[str, dgl.DGLGraph], tmp_path: Path
+) -> None:
+    others = {"types": of_two_types(), "size": dgl.rand_graph(NODES + 1, 5_000)}
+    for name, g in others.items():
+        other, _ = _partition(g, tmp_path / name, 3)
+        ranks.run(_on_machines, "abc", _of_other_partitions, parts[0], other)
+
+
 def _refused(path: str, other: str) -> None:
     rank = dist.get_rank()
     with pytest.raises(InvalidInputError, match="2 parts for 3 machines"):

@@ -689,13 +689,15 @@ def _unlike_machines(change: str) -> None:
             g.edata.update(power_law().edata)
         elif change == "nodes":
             g.ndata["feat"] = g.ndata["feat"][:, :3]
+        elif change == "more":
+            g.ndata["more"] = torch.zeros(NODES)
         else:
             options[change] = 0.2
     with pytest.raises(InvalidInputError, match="pass the same data and options on every machine"):
         GlobalStore.from_dgl(g, span="job", **options)
 
 
-@pytest.mark.parametrize("change", ["edges", "nodes", "replica_ratio"])
+@pytest.mark.parametrize("change", ["edges", "nodes", "more", "replica_ratio"])
 def test_machines_ask_for_the_same_store(ranks: RankProcesses, change: str) -> None:
     ranks.run(_on_machines, "abc", _unlike_machines, change)
 

@@ -149,7 +149,7 @@ def load_graphs(filename: str, chosen: Sequence[int]) -> list[HeteroGraphData]:
     with _open(filename, "rb", "read graphs from") as file:
         reader = Reader(file, filename)
         _, count = _header(reader)
-        start = reader.number()
+        start = reader.length()
         if not chosen:
             file.seek(start)
             return [_as_dgls(_content(reader)) for _ in range(count)]
@@ -183,7 +183,7 @@ def map_graph(filename: str) -> MappedGraph:
         version, count = _header(reader)
         if version != 2 or not count:
             raise reader.error(f"it has {count} graphs in version {version} of the format")
-        file.seek(reader.number())
+        file.seek(reader.length())
         relations = reader.graph()
         (ndata, *_), (edata, *_) = (reader.list(reader.named) for _ in range(2))
     if len(relations) != 1:

@@ -159,6 +159,9 @@ class Reader:
     def __init__(self, file: BinaryIO, name: str) -> None:
         self.file = file
         self.name = name
+        begin = file.tell()
+        self._size = file.seek(0, os.SEEK_END)
+        file.seek(begin)
 
     def bytes(self, count: int) -> bytes:
         data = self.file.read(count)
@@ -174,6 +177,13 @@ class Reader:
     def number(self) -> int:
         return int.from_bytes(self.bytes(8), "little", signed=True)
 
+    def length(self) -> int:
+        """A number of things that come next, each of a byte or more."""
+        count = self.number()
+        if not 0 <= count <= self._size:
+            raise self.error(f"it has {self._size:,} bytes, and says that {count:,} come")
+        return count
+
     def expect(self, magic: int, what: str) -> None:
         """Raise unless this kind of record begins here."""
         if self.number() % (1 << 64) != magic:
@@ -183,10 +193,13 @@ class Reader:
         return self.bytes(1) != b"\0"
 
     def text(self) -> str:
-        return self.bytes(self.number()).decode()
+        try:
+            return self.bytes(self.length()).decode()
+        except UnicodeDecodeError as error:
+            raise self.error("a name in it is no text") from error
 
     def list(self, read: Callable[[], Any]) -> list[Any]:
-        return [read() for _ in range(self.number())]
+        return [read() for _ in range(self.length())]
 
     def array(self) -> torch.Tensor:
         shape, dtype, num_bytes = self._array_head()
@@ -199,6 +212,8 @@ class Reader:
     def mapped_array(self) -> np.ndarray:
         """An array that is mapped from the file, to be read where it is looked at."""
         shape, dtype, num_bytes = self._array_head()
+        if dtype == torch.bfloat16:
+            raise self.error("an array is of bfloat16, which NumPy has not")
         begin = self.file.tell()
         if self.file.seek(0, os.SEEK_END) < begin + num_bytes:
             raise self.error("it ends too early")
@@ -214,8 +229,9 @@ class Reader:
         self.number()
         _, _, dimensions, kind, bits, _ = struct.unpack("<iiiBBH", self.bytes(16))
         shape = [self.number() for _ in range(dimensions)]
-        num_bytes = self.number()
-        if num_bytes != math.prod(shape) * bits // 8 or (kind, bits) not in _DTYPES:
+        num_bytes = self.length()
+        is_array = min(shape, default=0) >= 0 and (kind, bits) in _DTYPES
+        if not is_array or num_bytes != math.prod(shape) * bits // 8:
             raise self.error(f"an array of kind {kind} has {num_bytes} bytes and shape {shape}")
         return shape, _DTYPES[kind, bits], num_bytes
 
