@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 import dgl
 import numpy as np
@@ -17,10 +16,8 @@ from dgl_mgpu.store.embedding.tables import EmbeddingSpec, Specs, read_specs, wi
 from dgl_mgpu.store.graph_structure import Nodes, edge_table, ends_table, node_table, topology_table
 from dgl_mgpu.store.memory import FeatureSource, TopologySource
 from dgl_mgpu.store.memory.format import Source
+from dgl_mgpu.store.part_exchange import PartExchange
 from dgl_mgpu.utils.types import CanonicalEtype
-
-if TYPE_CHECKING:
-    from dgl_mgpu.store.partitioned import PartExchange
 
 # DGL's names in a homogeneous graph.
 _NTYPE = "_N"

@@ -43,12 +43,9 @@ from dgl_mgpu.store.hotness import degree_hotness, presample_hotness
 from dgl_mgpu.store.memory import Blueprint, Store, build
 from dgl_mgpu.store.memory.format import Source
 from dgl_mgpu.store.memory.machine import machine, prove_access, with_access
-<<<<<<< HEAD
-from dgl_mgpu.store.part_files import facts_of, read_part
-=======
+from dgl_mgpu.store.part_exchange import PartExchange
 from dgl_mgpu.store.part_files import read_part
->>>>>>> adversary
-from dgl_mgpu.store.partitioned import PartExchange, content_of
+from dgl_mgpu.store.partitioned import content_of
 from dgl_mgpu.store.planning import make_blueprint, reads_of
 from dgl_mgpu.store.remote import OtherMachines
 from dgl_mgpu.store.span import Bounds, Kept, plan_span

@@ -16,7 +16,7 @@ from dgl.dataloading import NeighborSampler
 from dgl_mgpu import GlobalStore, write_partition
 from dgl_mgpu.errors import InvalidInputError, RankFailedError, UnsupportedByStoreError
 from dgl_mgpu.graph.host.files import map_tensors
-from dgl_mgpu.store.partitioned import PartRows
+from dgl_mgpu.store.part_exchange import PartRows
 from tests.ranks import RankProcesses
 from tests.store.test_part_writer import _homogeneous, _of_types, _read_by_dgl
 from tests.store.test_span import (
