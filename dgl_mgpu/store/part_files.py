@@ -211,8 +211,9 @@ def read_part(path: Path, number: int, num_machines: int) -> Part:
     if num_parts != num_machines:
         raise InvalidInputError(
             ACTION,
-            f"the graph has {num_parts} parts for {num_machines} machines",
-            f"start {num_parts} machines, or partition it into {num_machines} parts",
+            f"the number of parts is {num_parts}, and that of machines {num_machines}",
+            "start as many machines as there are parts, or write a part for each machine "
+            f"(dgl-mgpu partition parts={num_machines})",
         )
     own = {ntype: int(ids.bounds[number + 1] - ids.bounds[number]) for ntype, ids in nodes.items()}
     features: dict[str, dict[str, np.ndarray]] = {ntype: {} for ntype in nodes}

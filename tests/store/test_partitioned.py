@@ -147,7 +147,7 @@ def test_a_machine_that_cannot_go_on_ends_all(
 
 def _refused(path: str, other: str) -> None:
     rank = dist.get_rank()
-    with pytest.raises(InvalidInputError, match="2 parts for 3 machines"):
+    with pytest.raises(InvalidInputError, match="parts is 2, and that of machines 3"):
         GlobalStore.from_partition(other)
     with pytest.raises(InvalidInputError if rank == 1 else RankFailedError, match="cannot be read"):
         GlobalStore.from_partition("/nowhere.json" if rank == 1 else path)
