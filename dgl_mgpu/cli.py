@@ -44,7 +44,7 @@ dgl-mgpu COMMAND [key=value ...]
   partition  cut a data set into parts, one for each of several machines, without holding it in
              memory:  dgl-mgpu partition data=ogbn-products parts=2 out=parts
   topology   what this machine is (topology measure: with timed copies between its GPUs), or
-             one known by name:   dgl-mgpu topology dgx1
+             one or several known by name:   dgl-mgpu topology 8x-hgx-h200
   doctor     what works here, and how to fix what fails (doctor --coverage: which of DGL's
              C functions run on GPUs)
   install-dgl    DGL for a Python that PyPI has no wheel of it for, from PyPI or a file
@@ -110,9 +110,10 @@ dgl-mgpu partition [data=NAME] parts=N out=FOLDER [by=WAY] [memory=1GiB] [seed=0
   Cut a data set into parts in DGL's format, one for each of several machines, which share them as
   one store (GlobalStore.from_partition). It is read and written a piece at a time.
 
-  data=NAME       the data set, and data.root, data.options.KEY, as for dgl-mgpu train
+  data=generated  the data set, and data.root, data.options.KEY, as for dgl-mgpu train
   parts=N         how many parts
-  out=FOLDER      where they go; NAME.json there names them
+  out=FOLDER      where they go; NAME.json there names them. Parts of the same data set that are
+                  there are replaced, and those of another are refused
   by=random       which part a node is in; order: as they come; metis: few edges between parts,
                   for which all edges are in memory; FILE.npy: the part of each node
   memory=1GiB     what it may take
@@ -128,7 +129,8 @@ dgl-mgpu topology [NAME | measure]
 
   Show this machine's GPUs and the bandwidth between them, or those of a machine known by name.
 
-  NAME            a machine: {machines}; several: 8x-hgx-h200
+  NAME            several of one machine, as 8x-hgx-h200, or one:
+                  {machines}
   measure         this machine, with timed copies between its GPUs
 
 examples:
@@ -248,7 +250,10 @@ def help_of(command: str) -> str:
     if command == "topology":
         from dgl_mgpu.machine import preset_names
 
-        shown = shown.format(machines=", ".join(preset_names()))
+        names = textwrap.fill(
+            ", ".join(preset_names()), 80, subsequent_indent=" " * 18, break_on_hyphens=False
+        )
+        shown = shown.format(machines=names)
     if command not in ("train", "plan"):
         return shown.rstrip()
     from dgl_mgpu.config.keys import files_by_group, run_keys
@@ -422,7 +427,8 @@ def _plan(arguments: list[str]) -> int:
     for config in configs:
         check_start(config)
     for config in configs:
-        plan, origin, num_machines, span = plan_for(config)
+        with _shown_on_terminal(f"planning {config.data.name}, policy {config.store.policy} …"):
+            plan, origin, num_machines, span = plan_for(config)
         plans.append(plan)
         machines = f"{num_machines} x " if num_machines > 1 else ""
         titles.append(f"{config.data.name} on {machines}{plan.topology}, policy {plan.policy}")
@@ -439,6 +445,13 @@ def _plan(arguments: list[str]) -> int:
             plot_placements(plans, picture, titles)
         console.print(f"picture: {picture}", highlight=False, soft_wrap=True)
     return 0
+
+
+def _shown_on_terminal(task: str) -> contextlib.AbstractContextManager[Any]:
+    """Say on a terminal what takes long, as long as it does."""
+    from rich.console import Console
+
+    return Console(stderr=True).status(task)
 
 
 def _partition(arguments: list[str]) -> int:
@@ -458,14 +471,17 @@ def _partition(arguments: list[str]) -> int:
                 f"partition by {by}", str(error), "name a .npy file with the part of each node"
             ) from error
     loader = load_hetero if data.name in HETEROGENEOUS else load
-    path = write_partition(
-        loader(data.name, data.root, **data.options),
-        options["out"],
-        int(options["parts"]),
-        by=by,
-        seed=int(options["seed"]),
-        memory=options["memory"],
-    )
+    logging.basicConfig(level=logging.INFO, format="%(message)s")  # downloads take long
+    dataset = loader(data.name, data.root, **data.options)
+    with _shown_on_terminal(f"writing parts of {data.name} …"):
+        path = write_partition(
+            dataset,
+            options["out"],
+            int(options["parts"]),
+            by=by,
+            seed=int(options["seed"]),
+            memory=options["memory"],
+        )
     print(f"{options['parts']} parts: {path}")
     return 0
 
@@ -489,10 +505,12 @@ def parse_partition(arguments: list[str]) -> tuple[list[str], dict[str, str]]:
     for key in "out", "parts":
         if not options[key]:
             raise ConfigError("partition a data set", f"there is no {key}=", f"add {key}=…")
-    for key in "parts", "seed":
-        if not options[key].isdecimal():
+    for key, least in ("parts", 1), ("seed", 0):
+        if not (options[key].isdecimal() and int(options[key]) >= least):
             raise ConfigError(
-                f"partition with {key}={options[key]}", "it is not a whole number", "use 1, 2, …"
+                f"partition with {key}={options[key]}",
+                f"it is not a whole number from {least} on",
+                f"use {least}, {least + 1}, …",
             )
     return words, options
 

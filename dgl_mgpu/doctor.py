@@ -34,6 +34,7 @@ from dgl_mgpu.errors import DGLMGPUError, UnavailableError
 from dgl_mgpu.graph.originals import originals
 from dgl_mgpu.train.launch.process_group import wait_for_killed
 from dgl_mgpu.utils import timeouts
+from dgl_mgpu.utils.extras import install_command
 from dgl_mgpu.utils.units import human_bytes
 
 if TYPE_CHECKING:
@@ -188,7 +189,7 @@ def _cupy() -> Finding:
     runtime = importlib.import_module("torch").version.cuda
     major = runtime.split(".")[0] if runtime else ""
     extras = [major] if major in ("12", "13") else ["13", "12"]
-    install = " or ".join(f"pip install '.[cuda{extra}]'" for extra in extras)
+    install = " or ".join(install_command(f"cuda{extra}") for extra in extras)
     try:
         cupy = importlib.import_module("cupy")
     except ModuleNotFoundError as error:

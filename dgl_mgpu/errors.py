@@ -22,7 +22,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
     by_lower = {each.lower(): each for each in sorted(known)}
     close = [each for each in by_lower if name.lower() in each]
     if not 0 < len(close) <= _FEW:
-        close = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.5)
+        close = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.6)
     if close:
         return f"did you mean {' or '.join(repr(by_lower[each]) for each in close)}?"
     return f"choose from {', '.join(by_lower.values())}"

@@ -121,9 +121,9 @@ def test_an_exception_in_a_check_is_reported_and_the_rest_runs(monkeypatch, caps
 
 
 def test_the_table_shows_brackets_and_fits_80_columns():
-    check = doctor.Check("CuPy", "absent", "not installed", "pip install '.[cuda13]'")
+    check = doctor.Check("CuPy", "absent", "not installed", "pip install 'dgl-mgpu[cuda13]'")
     text = _printed([check, doctor.Check("x", "ok", "word " * 60 + "z" * 200, "")])
-    assert "pip install '.[cuda13]'" in text
+    assert "pip install 'dgl-mgpu[cuda13]'" in text
     assert max(map(len, text.splitlines())) <= 80
     assert text.count("z") == 200  # nothing is cut off
 
@@ -195,9 +195,9 @@ def test_driver_version_is_read_from_the_library(monkeypatch):
 @pytest.mark.parametrize(
     ("runtime", "fix"),
     [
-        ("13.0", "pip install '.[cuda13]'"),
-        ("12.8", "pip install '.[cuda12]'"),
-        (None, "pip install '.[cuda13]' or pip install '.[cuda12]'"),
+        ("13.0", "pip install 'dgl-mgpu[cuda13]'"),
+        ("12.8", "pip install 'dgl-mgpu[cuda12]'"),
+        (None, "pip install 'dgl-mgpu[cuda13]' or pip install 'dgl-mgpu[cuda12]'"),
     ],
 )
 def test_cupy_absent_names_the_extra_for_torchs_cuda(monkeypatch, runtime, fix):

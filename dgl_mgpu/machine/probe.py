@@ -113,7 +113,7 @@ def measure(num_ranks: int | None = None) -> Topology:
         raise UnsupportedEnvironmentError(
             "measure the bandwidths of this machine's GPUs",
             "torch sees no GPU",
-            "use probe(), or run it where torch.cuda.is_available()",
+            "probe the machine instead (dgl-mgpu topology), or run it where torch sees a GPU",
         )
     known = probe(num_ranks)
     gpus = range(known.num_gpus)

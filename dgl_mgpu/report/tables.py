@@ -207,7 +207,7 @@ def machine_tables(machines: Cluster, names: Sequence[str]) -> list[RenderableTy
         explanation,
         f"host memory {human_bytes(float(topology.host_memory))}",
         *shared,
-        f"known by name: {', '.join(names)}",
+        f"known by name: {', '.join(names)}; several of one: 8x-hgx-h200",
     ]
     return [links, *facts]
 

@@ -215,8 +215,9 @@ def read_part(path: Path, number: int, num_readers: int, readers: str = "machine
     if num_parts != num_readers:
         raise InvalidInputError(
             ACTION,
-            f"the graph has {num_parts} parts for {num_readers} {readers}",
-            f"start {num_parts} {readers}, or partition it into {num_readers} parts",
+            f"the number of parts is {num_parts}, and that of {readers} {num_readers}",
+            f"start as many {readers} as there are parts, or write a part for each of them "
+            f"(dgl-mgpu partition parts={num_readers})",
         )
     if not (_follow(list(nodes.values()), num_parts) and _follow(list(edges.values()), num_parts)):
         raise _unlike(f"the runs of ids in {path} do not follow each other, part by part")

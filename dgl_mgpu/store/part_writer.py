@@ -66,8 +66,8 @@ def write_partition(
         Its labels become node feature 'label', its split the features 'train_mask', 'val_mask' and
         'test_mask', 0 or 1.
     folder : str or Path
-        Where the parts go; made if need be.  It also has files of about 30 bytes for each node
-        meanwhile.
+        Where the parts go; made if need be.  Parts of a data set of the same name are replaced.  It
+        also has files of about 30 bytes for each node meanwhile.
     num_parts : int
         One for each machine.
     by : str, or Tensor or ndarray of integers, shape (num_nodes,), or dict of these
@@ -87,8 +87,8 @@ def write_partition(
     Raises
     ------
     InvalidInputError
-        If there are no parts or too little memory, ``by`` is none of these, or a feature is of
-        bfloat16.
+        If there are no parts or too little memory, ``by`` is none of these, a feature is of
+        bfloat16, or the folder has the parts of another data set.
     OutputError
         If the files cannot be written.
 
@@ -120,6 +120,7 @@ def write_partition(
     with typed_output(f"{_ACTION} into {folder}", "choose another folder, with free space"):
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{dataset.name}.json"
+        _require_no_other(folder, path)
         path.unlink(missing_ok=True)  # of other parts, which are written over
         with tempfile.TemporaryDirectory(prefix=".partial-", dir=folder) as scratch:
             allocate = in_folder(Path(scratch))
@@ -131,6 +132,17 @@ def write_partition(
         with atomic_write(path) as file:
             file.write(json.dumps(writer.metadata(dataset.name, method), indent=4).encode())
     return path
+
+
+def _require_no_other(folder: Path, path: Path) -> None:
+    """Raise if the folder has parts of another data set, whose files would be written over."""
+    others = [each for each in sorted(folder.glob("*.json")) if each.name != path.name]
+    if others and (folder / "part0").exists():
+        raise InvalidInputError(
+            f"{_ACTION} into {folder}",
+            f"it has the parts of {others[0].name}",
+            "choose another folder, or remove them",
+        )
 
 
 @dataclass(frozen=True)

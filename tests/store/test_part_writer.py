@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -206,6 +207,16 @@ def test_what_cannot_be_cut_is_told(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="file"):
         dgl_mgpu.write_partition(dataset, tmp_path / "file", 2)
     assert not list(tmp_path.glob("*.json"))
+
+
+def test_parts_of_another_data_set_are_not_written_over(tmp_path):
+    dataset = _homogeneous()
+    path = dgl_mgpu.write_partition(dataset, tmp_path, 3)
+    assert dgl_mgpu.write_partition(dataset, tmp_path, 2) == path  # of the same, they are
+    before = path.read_text()
+    with pytest.raises(InvalidInputError, match=f"parts of {path.name}; choose another folder"):
+        dgl_mgpu.write_partition(dataclasses.replace(dataset, name="other"), tmp_path, 2)
+    assert path.read_text() == before
 
 
 def test_metis_is_told_what_it_takes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

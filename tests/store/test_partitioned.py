@@ -100,7 +100,7 @@ def test_parts_of_several_types_are_the_graph(ranks: RankProcesses, tmp_path: Pa
 
 def test_machines_share_what_was_written(ranks: RankProcesses, tmp_path: Path) -> None:
     for make in _homogeneous, _of_types:
-        path = write_partition(make(), tmp_path, 3)
+        path = write_partition(make(), tmp_path / make.__name__, 3)
         g, _ = _read_by_dgl(path, 3)
         for etype in g.canonical_etypes:
             g.edges[etype].data.pop("number", None)
@@ -161,7 +161,7 @@ def test_parts_are_of_one_partition(
 
 def _refused(path: str, other: str) -> None:
     rank = dist.get_rank()
-    with pytest.raises(InvalidInputError, match="2 parts for 3 machines"):
+    with pytest.raises(InvalidInputError, match="parts is 2, and that of machines 3"):
         GlobalStore.from_partition(other)
     with pytest.raises(InvalidInputError if rank == 1 else RankFailedError, match="cannot be read"):
         GlobalStore.from_partition("/nowhere.json" if rank == 1 else path)
