@@ -39,14 +39,16 @@ def load_partition(
         The JSON file that ``dgl.distributed.partition_graph`` or
         :func:`dgl_mgpu.write_partition` wrote, of as many parts as there are ranks.
     exchange : str
-    device : torch.device, optional
-        As of :func:`dgl_mgpu.partition_graph`.
+        How ranks get each other's rows, as for :func:`dgl_mgpu.partition_graph`.
+    device : torch.device or str, optional
+        Where the part goes: this rank's GPU by default, or the CPU where there is none.
 
     Returns
     -------
     PartitionedGraph
         As :func:`dgl_mgpu.partition_graph` gives it, of int64 ids, with the features of this rank's
-        nodes; those of edges are not read.
+        nodes in the dtypes of the files; those of edges are not read.  ``ndata[dgl.NID]`` and
+        ``edata[dgl.EID]`` have the partition's numbers of its nodes and edges, int64.
 
     Raises
     ------

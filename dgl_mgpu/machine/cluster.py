@@ -52,13 +52,22 @@ class Network:
             )
 
     def seconds(self, nbytes: float, exchanges: int) -> float:
-        """Time in which a GPU sends and receives so many bytes in so many exchanges."""
+        """Seconds in which a GPU sends, and receives, so many bytes in so many exchanges."""
         return nbytes / (self.bandwidth * GB) + exchanges * self.latency
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """Machines of one kind; ``network`` joins them, None for one alone."""
+    """Machines of one kind.
+
+    Attributes
+    ----------
+    machine : Topology
+        Of each.
+    num_machines : int
+    network : Network or None
+        What joins them; None for one alone.
+    """
 
     machine: Topology
     num_machines: int = 1
@@ -73,7 +82,11 @@ def cluster(name: str, gpus: int | None = None) -> Cluster:
     name : str
         One of :func:`~dgl_mgpu.machine.preset_names`, as ``hgx-h200``, or ``8x-hgx-h200``.
     gpus : int, optional
-        How many GPUs of each machine to use.
+        How many GPUs of each machine to use; all of them by default.
+
+    Returns
+    -------
+    Cluster
 
     Raises
     ------

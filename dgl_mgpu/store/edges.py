@@ -177,10 +177,23 @@ class EdgeQueries:
         Collective where other machines have some of the edges: each one counts those of the nodes
         that it owns.
 
+        Parameters
+        ----------
+        way : 'out' or 'in'
+        etype : (str, str, str)
+            The canonical edge type.
+
         Returns
         -------
         Tensor, the graph's idtype, shape (num_nodes,)
-            On the store's device.
+            Of the sources' type for 'out', of the destinations' for 'in'; on the store's device.
+
+        Raises
+        ------
+        StoreClosedError
+            If the store was closed.
+        RankFailedError
+            If another rank failed.
         """
         structure = self._structure
         view, own = structure.views()[etype], structure.own_nodes(etype[2])

@@ -245,9 +245,32 @@ class StoreGraph:
     def rows_of_owners(
         self, name: str, ntype: str, rows: torch.Tensor, ids: torch.Tensor
     ) -> torch.Tensor:
-        """Rows of nodes, of which each machine passes those of its :meth:`own_nodes`; collective.
+        """Rows of nodes, of which each machine passes those of its :meth:`own_nodes`.
 
-        ``name`` says in errors what they are.  The result is on the store's device.
+        Collective where machines have one copy together: all ranks call it.
+
+        Parameters
+        ----------
+        name : str
+            What the rows are, for errors.
+        ntype : str
+            The nodes' type.
+        rows : Tensor, any dtype, shape (len(own_nodes(ntype)), ...)
+            Those of this machine's own nodes.
+        ids : Tensor, int32 or int64, shape (n,)
+            Of nodes of the whole graph.
+
+        Returns
+        -------
+        Tensor, dtype of ``rows``, shape (n, ...)
+            On the store's device.
+
+        Raises
+        ------
+        IdOutOfRangeError
+            If there is no such node.
+        RankFailedError
+            If another rank failed, or does something else.
         """
         others = self._structure.others
         return (

@@ -172,7 +172,23 @@ class GraphStructure:
     def own_nodes(self, ntype: str | None = None) -> range:
         """The nodes of a type that this machine owns: where there are no others, all of them.
 
-        Over machines (``span='job'``) each has the features and in-edges of its own.
+        Where machines have one copy together (``span='job'``), each has the features and in-edges
+        of its own nodes.
+
+        Parameters
+        ----------
+        ntype : str, optional
+            Needed if there are several types of nodes.
+
+        Returns
+        -------
+        range
+            Of node ids.
+
+        Raises
+        ------
+        InvalidInputError
+            If there is no such type, or none is named of several.
         """
         name = self.only_ntype(ntype)
         if self.others is None:

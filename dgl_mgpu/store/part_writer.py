@@ -39,6 +39,7 @@ _BYTES_EACH = 256
 _COPIES = 4
 #: What METIS takes of a graph of that many edges, about.
 _METIS_BYTES_EDGE = 150
+#: The least memory that can be asked for.
 _LEAST = 64 << 20
 
 #: The part of each node, or of each node by type; or how they are to be dealt out.
@@ -89,6 +90,8 @@ def write_partition(
     InvalidInputError
         If there are no parts or too little memory, ``by`` is none of these, a feature is of
         bfloat16, or the folder has the parts of another data set.
+    ConfigError
+        If ``memory`` is no size.
     OutputError
         If the files cannot be written.
 
