@@ -15,6 +15,7 @@ from collections.abc import Callable
 from functools import cached_property
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ import torch
 import torch.distributed as dist
 
 import dgl_mgpu  # noqa: F401  (lets dgl import in every rank)
+from dgl_mgpu.comm import communicator, network
 from tests.forkserver import forkserver
 from tests.seeds import seed_everything
 
@@ -33,6 +35,17 @@ on_gpus_too = pytest.mark.parametrize("ranks", ["cpu", "cuda"], indirect=True)
 #: checks import what they need, and compile kernels.
 _SECONDS = 200.0
 _SECONDS_AFTER_FAILURE = 3.0
+
+
+def on_machines(machines: str, check: Callable[..., Any], *args: Any) -> Any:
+    """What a check returns on ranks of machines by these names, a letter for each rank."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(communicator, "_groups", None)
+        patch.setattr(communicator, "_across", None)
+        patch.setattr(communicator, "_machine_id", lambda: machines[dist.get_rank()])
+        # What this host's network is found to be is nobody else's.
+        patch.setattr(network, "FOUND", SimpleNamespace(read=dict, keep=lambda found: None))
+        return check(*args)
 
 
 class RankProcesses:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,7 +11,6 @@ import torch.distributed as dist
 from dgl.nn import SAGEConv
 
 import dgl_mgpu
-from dgl_mgpu.comm import communicator
 from dgl_mgpu.errors import RankFailedError, UnsupportedByStoreError
 from dgl_mgpu.layerwise_inference.rows import OwnColumn
 from dgl_mgpu.layerwise_inference.strategies import LayerByLayer
@@ -30,7 +29,7 @@ from tests.layerwise_inference.inference_models import (
     expected_of,
     made,
 )
-from tests.ranks import RankProcesses
+from tests.ranks import RankProcesses, on_machines
 from tests.train.jobs import SMALL
 
 ETYPES = ["follows", "buys", "sees", "has", "marks"]
@@ -41,15 +40,6 @@ def four_ranks() -> Iterator[RankProcesses]:
     processes = RankProcesses(4)
     yield processes
     processes.close()
-
-
-def on_machines(machines: str, check: Callable[..., Any], *args: Any) -> Any:
-    """Run a check with ranks on machines by these names, a letter each."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(communicator, "_groups", None)
-        patch.setattr(communicator, "_across", None)
-        patch.setattr(communicator, "_machine_id", lambda: machines[dist.get_rank()])
-        return check(*args)
 
 
 def _as_on_the_whole_graph() -> None:

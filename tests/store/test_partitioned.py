@@ -17,12 +17,11 @@ from dgl_mgpu import GlobalStore, write_partition
 from dgl_mgpu.errors import InvalidInputError, RankFailedError, UnsupportedByStoreError
 from dgl_mgpu.graph.host.files import map_tensors
 from dgl_mgpu.store.part_exchange import PartRows
-from tests.ranks import RankProcesses
+from tests.ranks import RankProcesses, on_machines
 from tests.store.test_part_writer import _homogeneous, _of_types, _read_by_dgl
 from tests.store.test_span import (
     NODES,
     _assert_same_batches,
-    _on_machines,
     of_two_types,
     power_law,
 )
@@ -89,13 +88,13 @@ def _as_one_machine(path: str, g: dgl.DGLGraph, ratio: float | str) -> None:
 def test_parts_are_the_graph(
     ranks: RankProcesses, parts: tuple[str, dgl.DGLGraph], ratio: float | str
 ) -> None:
-    ranks.run(_on_machines, "abc", _as_one_machine, *parts, ratio)
+    ranks.run(on_machines, "abc", _as_one_machine, *parts, ratio)
 
 
 def test_parts_of_several_types_are_the_graph(ranks: RankProcesses, tmp_path: Path) -> None:
     for number, options in enumerate([{}, {"graph_formats": ["csc"]}, {"graph_formats": ["csr"]}]):
         path, g = _partition(of_two_types(), tmp_path / str(number), 3, **options)
-        ranks.run(_on_machines, "abc", _as_one_machine, path, g, 0.3)
+        ranks.run(on_machines, "abc", _as_one_machine, path, g, 0.3)
 
 
 def test_machines_share_what_was_written(ranks: RankProcesses, tmp_path: Path) -> None:
@@ -104,7 +103,7 @@ def test_machines_share_what_was_written(ranks: RankProcesses, tmp_path: Path) -
         g, _ = _read_by_dgl(path, 3)
         for etype in g.canonical_etypes:
             g.edges[etype].data.pop("number", None)
-        ranks.run(_on_machines, "abc", _as_one_machine, str(path), g, 0.2)
+        ranks.run(on_machines, "abc", _as_one_machine, str(path), g, 0.2)
 
 
 def _reads_its_own_part(path: str, folder: str) -> None:
@@ -123,7 +122,7 @@ def _reads_its_own_part(path: str, folder: str) -> None:
 def test_a_machine_needs_its_own_part_alone(
     ranks: RankProcesses, parts: tuple[str, dgl.DGLGraph], tmp_path: Path
 ) -> None:
-    ranks.run(_on_machines, "abc", _reads_its_own_part, parts[0], str(tmp_path))
+    ranks.run(on_machines, "abc", _reads_its_own_part, parts[0], str(tmp_path))
 
 
 def _stops_within(path: str) -> None:
@@ -142,7 +141,7 @@ def _stops_within(path: str) -> None:
 def test_a_machine_that_cannot_go_on_ends_all(
     ranks: RankProcesses, parts: tuple[str, dgl.DGLGraph]
 ) -> None:
-    ranks.run(_on_machines, "abc", _stops_within, parts[0])
+    ranks.run(on_machines, "abc", _stops_within, parts[0])
 
 
 def _of_other_partitions(path: str, other: str) -> None:
@@ -156,7 +155,7 @@ def test_parts_are_of_one_partition(
     others = {"types": of_two_types(), "size": dgl.rand_graph(NODES + 1, 5_000)}
     for name, g in others.items():
         other, _ = _partition(g, tmp_path / name, 3)
-        ranks.run(_on_machines, "abc", _of_other_partitions, parts[0], other)
+        ranks.run(on_machines, "abc", _of_other_partitions, parts[0], other)
 
 
 def _refused(path: str, other: str) -> None:
@@ -175,7 +174,7 @@ def test_what_cannot_be_read_is_told(
     ranks: RankProcesses, parts: tuple[str, dgl.DGLGraph], tmp_path: Path
 ) -> None:
     other, _ = _partition(power_law(), tmp_path / "other", 2)
-    ranks.run(_on_machines, "abc", _refused, parts[0], other)
+    ranks.run(on_machines, "abc", _refused, parts[0], other)
 
 
 def test_mapped_tensors_are_those_of_dgl(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import dgl
@@ -18,8 +17,6 @@ from dgl.dataloading.negative_sampler import GlobalUniform, PerSourceUniform
 
 import dgl_mgpu
 from dgl_mgpu import GlobalStore
-from dgl_mgpu.comm import communicator, network
-from dgl_mgpu.config.store_options import StoreOptions
 from dgl_mgpu.errors import (
     CheckpointError,
     ConfigError,
@@ -30,15 +27,11 @@ from dgl_mgpu.errors import (
     RankFailedError,
     UnsupportedByStoreError,
 )
-from dgl_mgpu.machine import Network, preset
-from dgl_mgpu.placement import Reads, TableSpec, solve
 from dgl_mgpu.sampling import dataloading
 from dgl_mgpu.store.graph import StoreGraph
-from dgl_mgpu.store.memory import FeatureSource, TopologySource
-from dgl_mgpu.store.span import Shares, best_ratio, choose_span, with_other_machines
 from dgl_mgpu.train.compose import compose
 from dgl_mgpu.train.minibatch.run import make_trainer
-from tests.ranks import RankProcesses
+from tests.ranks import RankProcesses, on_machines
 from tests.sampling.side_streams import HostStream
 from tests.train.jobs import SMALL
 
@@ -79,16 +72,6 @@ def of_two_types() -> dgl.DGLGraph:
     g.nodes["user"].data["feat"] = torch.randn(40, 3, generator=draw).half()
     g.nodes["item"].data["feat"] = torch.randn(70, 5, generator=draw)
     return g
-
-
-def _on_machines(machines: str, check: Callable[..., Any], *args: Any) -> Any:
-    """Run a check with ranks on machines by these names, a letter each."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(communicator, "_groups", None)
-        patch.setattr(communicator, "_across", None)
-        patch.setattr(communicator, "_machine_id", lambda: machines[dist.get_rank()])
-        patch.setattr(network, "FOUND", SimpleNamespace(read=dict, keep=lambda found: None))
-        return check(*args)
 
 
 def _batches(graph: StoreGraph, seeds: Any, sampler: Any) -> list[tuple]:
@@ -160,7 +143,7 @@ def _as_one_machine(ratio: float | str, **options: Any) -> int:
     ("ratio", "least", "most"), [(0, 150, 250), (0.1, 160, 320), ("auto", NODES, NODES)]
 )
 def test_three_machines_are_as_one(ranks: RankProcesses, ratio: Any, least: int, most: int) -> None:
-    kept = ranks.run(_on_machines, "abc", _as_one_machine, ratio)
+    kept = ranks.run(on_machines, "abc", _as_one_machine, ratio)
     assert all(least <= rows <= most for rows in kept) and sum(kept) >= NODES
 
 
@@ -172,7 +155,7 @@ def _with_little_memory() -> int:
 
 def test_replicas_take_the_memory_that_there_is(ranks: RankProcesses) -> None:
     assert all(
-        NODES / 3 < rows < NODES for rows in ranks.run(_on_machines, "abc", _with_little_memory)
+        NODES / 3 < rows < NODES for rows in ranks.run(on_machines, "abc", _with_little_memory)
     )
 
 
@@ -184,7 +167,7 @@ def four_ranks() -> Iterator[RankProcesses]:
 
 
 def test_two_machines_of_two_ranks_are_as_one(four_ranks: RankProcesses) -> None:
-    kept = four_ranks.run(_on_machines, "aabb", _as_one_machine, 0.1)
+    kept = four_ranks.run(on_machines, "aabb", _as_one_machine, 0.1)
     assert kept[0] == kept[1] and kept[2] == kept[3]
 
 
@@ -203,7 +186,7 @@ def _of_two_types_as_one() -> None:
 
 
 def test_several_types_are_as_on_one_machine(ranks: RankProcesses) -> None:
-    ranks.run(_on_machines, "abc", _of_two_types_as_one)
+    ranks.run(on_machines, "abc", _of_two_types_as_one)
 
 
 def _by_weight() -> None:
@@ -233,7 +216,7 @@ def _by_weight() -> None:
 
 
 def test_samples_by_weight_are_as_on_one_machine(ranks: RankProcesses) -> None:
-    ranks.run(_on_machines, "abc", _by_weight)
+    ranks.run(on_machines, "abc", _by_weight)
 
 
 def _of_edges() -> None:
@@ -267,7 +250,7 @@ def _of_edges() -> None:
 
 
 def test_mini_batches_of_edges_are_as_on_one_machine(ranks: RankProcesses) -> None:
-    ranks.run(_on_machines, "abc", _of_edges)
+    ranks.run(on_machines, "abc", _of_edges)
 
 
 def _in_narrow_types() -> None:
@@ -281,7 +264,7 @@ def _in_narrow_types() -> None:
 
 
 def test_rows_are_sent_in_the_type_that_they_are_kept_in(ranks: RankProcesses) -> None:
-    ranks.run(_on_machines, "abc", _in_narrow_types)
+    ranks.run(on_machines, "abc", _in_narrow_types)
 
 
 def _written(ratio: float) -> None:
@@ -314,7 +297,7 @@ def _written(ratio: float) -> None:
 
 @pytest.mark.parametrize("ratio", [0.0, 0.3])
 def test_rows_are_written_on_all_machines(ranks: RankProcesses, ratio: float) -> None:
-    ranks.run(_on_machines, "abc", _written, ratio)
+    ranks.run(on_machines, "abc", _written, ratio)
 
 
 def _learned(path: str) -> None:
@@ -357,7 +340,7 @@ def _learned(path: str) -> None:
 
 
 def test_rows_are_learned_on_all_machines(ranks: RankProcesses, tmp_path: Path) -> None:
-    ranks.run(_on_machines, "abc", _learned, str(tmp_path / "rows.npz"))
+    ranks.run(on_machines, "abc", _learned, str(tmp_path / "rows.npz"))
 
 
 def _sent(ratio: float) -> tuple[int, int, float]:
@@ -376,12 +359,12 @@ def _sent(ratio: float) -> tuple[int, int, float]:
 
 
 def test_replicas_save_network(ranks: RankProcesses) -> None:
-    alone = ranks.run(_on_machines, "abc", _sent, 0)
+    alone = ranks.run(on_machines, "abc", _sent, 0)
     for sent, asked, modelled in alone:
         assert 0.5 * asked < sent < 0.8 * asked  # two machines of three have them
         assert sent / asked == pytest.approx(modelled, rel=0.15)
     for (sent, asked, modelled), (before, _, _) in zip(
-        ranks.run(_on_machines, "abc", _sent, 0.3), alone, strict=True
+        ranks.run(on_machines, "abc", _sent, 0.3), alone, strict=True
     ):
         assert 0 < sent < 0.8 * before
         assert sent / asked == pytest.approx(modelled, rel=0.25)
@@ -422,7 +405,7 @@ def _collectives_of_batches() -> list[int]:
 
 
 def test_a_hop_and_a_feature_take_two_collectives_each(ranks: RankProcesses) -> None:
-    for counts in ranks.run(_on_machines, "abc", _collectives_of_batches):
+    for counts in ranks.run(on_machines, "abc", _collectives_of_batches):
         assert min(counts) == 10
         # Messages longer than those before take one more each.
         assert max(counts[1:]) <= 18 and sum(counts[1:]) <= 9 * 13
@@ -458,122 +441,7 @@ def _made_ahead() -> None:
 
 
 def test_batches_are_made_ahead_on_all_ranks_alike(ranks: RankProcesses) -> None:
-    ranks.run(_on_machines, "abc", _made_ahead)
-
-
-def _kept(shares: Shares, machine: int, ratio: float) -> np.ndarray:
-    """Whether a machine keeps each node's features, then whether its in-edges."""
-    kept = shares.kept(machine, ratio)
-    return np.concatenate([kept.features["n"], kept.in_edges["n"]]) > 0
-
-
-@pytest.mark.parametrize("ratio", [0.0, 0.01, 0.1, 0.5, 0.99, 1.0])
-def test_what_is_replicated_saves_most_for_its_bytes(ratio: float) -> None:
-    draw = np.random.default_rng(0)
-    degrees = draw.integers(0, 9, NODES)
-    indptr = np.concatenate([[0], degrees.cumsum()])
-    topology = TopologySource(indptr, np.zeros(indptr[-1], np.int64), None, NODES, torch.int64, "n")
-    rows = FeatureSource(np.zeros((NODES, 5), np.float32), "n")
-    # Many are as likely as others.
-    read, sampled = draw.integers(0, 4, NODES) / 4, draw.integers(0, 4, NODES) / 2
-    reads = Reads({"n": sampled}, {"n": read}, 1.0, 3.0)
-    shares = Shares.of({"rows": rows, "topology": topology}, reads, 3)
-    nbytes = np.concatenate([np.full(NODES, 20), 8 * degrees + 8])
-    saved = np.concatenate([read * 24, sampled * (8 + 8 * np.minimum(degrees, 3))]) / nbytes
-    first, stop = shares.bounds["n"][1:3]
-    kept = _kept(shares, 1, ratio)
-    assert kept[first:stop].all() and kept[NODES + first : NODES + stop].all()
-    replicated = _kept(shares, 0, ratio)
-    others = np.tile(np.arange(NODES) >= shares.bounds["n"][1], 2)
-    assert np.array_equal(replicated[~others], np.ones((~others).sum(), bool))
-    # Of what machines 0 and 1 own the other one has the replicas.
-    everywhere = np.where(others, replicated, kept)
-    room = ratio * nbytes.sum() - nbytes[everywhere].sum()
-    assert room >= 0
-    assert saved[everywhere].min(initial=9) >= saved[~everywhere].max(initial=0)
-    left = nbytes[~everywhere]
-    assert not len(left) or room < 2 * left.max()
-
-
-@pytest.mark.parametrize("ratio", [0.0, 0.2, 1.0])
-def test_the_modelled_bytes_are_those_of_the_nodes_that_are_not_kept(ratio: float) -> None:
-    draw = np.random.default_rng(1)
-    degrees = draw.integers(0, 9, NODES)
-    indptr = np.concatenate([[0], degrees.cumsum()])
-    topology = TopologySource(indptr, np.zeros(indptr[-1], np.int64), None, NODES, torch.int64, "n")
-    sources = {
-        "topology/n": topology,
-        "node/n/x": FeatureSource(np.zeros((NODES, 5), np.float32), "n"),
-        "node/n/y": FeatureSource(np.zeros(NODES, np.int64), "n"),
-        "edge/e/w": FeatureSource(np.zeros((int(indptr[-1]), 3), np.float32)),
-    }
-    reads = Reads({"n": draw.random(NODES)}, {"n": draw.random(NODES)}, 100.0, 3.0)
-    shares = Shares.of(sources, reads, 4)
-    plan = solve(preset("single"), [TableSpec.features("node/n/x", NODES, 20)])
-    network = Network(2.0, 1e-3)
-    times_read = np.zeros((2, NODES), int)
-    for machine in range(4):
-        kept = shares.kept(machine, ratio)
-        found = with_other_machines(plan, kept, sources, network, num_layers=3)
-        nbytes = accesses = 0.0
-        for node in range(NODES):
-            if not kept.features["n"][node]:
-                accesses += reads.nodes["n"][node]
-                nbytes += reads.nodes["n"][node] * (4 + 20 + 4 + 8)
-            if not kept.in_edges["n"][node]:
-                words = 1 + 1 + 2 * min(degrees[node], 3.0)
-                nbytes += reads.sampled["n"][node] * 4 * words
-        (load,) = (load for load in found.loads if load.kind == "network")
-        assert load.nbytes == pytest.approx(nbytes)
-        # Three hops and two features are a request and an answer each.
-        assert load.seconds == pytest.approx(nbytes / 2e9 + 10 * 1e-3)
-        assert found.step_seconds == pytest.approx(plan.step_seconds + load.seconds)
-        share = found.share
-        assert share is not None and share.num_machines == 4
-        expected = accesses / reads.nodes["n"].sum()
-        for table in ("node/n/x", "node/n/y"):
-            assert share.remote_reads[table] == pytest.approx(expected)
-        assert "edge/e/w" not in share.remote_reads
-        # Replicas are read for their machine's mini-batches, other rows for all machines'.
-        times_read += kept.features["n"], kept.in_edges["n"]
-        whole = 28 * NODES + int((8 * degrees + 8).sum())
-        kept_bytes = (28 * (kept.features["n"] > 0)).sum()
-        kept_bytes += ((8 * degrees + 8) * (kept.in_edges["n"] > 0)).sum()
-        assert share.replicated_bytes + share.own_bytes == kept_bytes
-        assert share.replicated_bytes == pytest.approx(share.replica_ratio * whole)
-        assert ratio - 0.01 < share.replica_ratio <= ratio
-    assert (times_read == 4).all()
-
-
-@pytest.mark.parametrize("best", [0.0, 0.03, 0.2, 0.7, 1.0])
-def test_the_share_of_replicas_that_takes_least_time_is_found(best: float) -> None:
-    found = best_ratio(lambda ratio: abs(ratio - best))
-    assert abs(found - best) <= max(0.1 * best, 0.01)
-
-
-def test_of_equally_good_shares_the_largest_that_fits_is_taken() -> None:
-    assert best_ratio(lambda ratio: 1.0) == 1.0
-    assert 0.4 < best_ratio(lambda ratio: 1.0 if ratio < 0.55 else np.inf) < 0.55
-    assert best_ratio(lambda ratio: np.inf) == 0.0
-
-
-@pytest.mark.parametrize(
-    ("span", "shared", "each", "chosen", "reason"),
-    [
-        ("machine", 1.0, 2.0, None, "store.span=machine"),
-        ("job", 2.0, 1.0, 0.5, "store.span=job"),
-        ("auto", 1.0, 2.0, 0.5, "50% of it on each, takes 1.00 s a step, and a copy"),
-        ("auto", 1.0, 1.0, None, "a copy on each machine takes 1.00 s a step, and one copy"),
-        ("auto", 1.0, np.inf, 0.5, "a copy on each machine does not fit"),
-        ("auto", np.inf, np.inf, 0.5, "does not fit"),
-    ],
-)
-def test_machines_have_the_data_in_the_way_that_takes_less_time(
-    span: str, shared: float, each: float, chosen: float | None, reason: str
-) -> None:
-    options = StoreOptions(span=span, replica_ratio=0.5)
-    found = choose_span(3, options, lambda ratio: each if ratio is None else shared)
-    assert found[0] == chosen and reason in found[1] and "\n" not in found[1]
+    ranks.run(on_machines, "abc", _made_ahead)
 
 
 def _chosen(little: str) -> tuple[bool, int]:
@@ -593,8 +461,8 @@ def _chosen(little: str) -> tuple[bool, int]:
 
 
 def test_the_machine_with_least_memory_decides(ranks: RankProcesses) -> None:
-    assert {spans for spans, _ in ranks.run(_on_machines, "abc", _chosen, "")} == {False}
-    assert {spans for spans, _ in ranks.run(_on_machines, "abc", _chosen, "1")} == {True}
+    assert {spans for spans, _ in ranks.run(on_machines, "abc", _chosen, "")} == {False}
+    assert {spans for spans, _ in ranks.run(on_machines, "abc", _chosen, "1")} == {True}
 
 
 def _degrees() -> None:
@@ -614,7 +482,7 @@ def _degrees() -> None:
 
 
 def test_degrees_are_those_of_the_whole_graph(ranks: RankProcesses) -> None:
-    ranks.run(_on_machines, "abc", _degrees)
+    ranks.run(on_machines, "abc", _degrees)
 
 
 def _refused() -> None:
@@ -653,7 +521,7 @@ def _refused() -> None:
 
 
 def test_what_is_not_served_is_told(ranks: RankProcesses) -> None:
-    ranks.run(_on_machines, "abc", _refused)
+    ranks.run(on_machines, "abc", _refused)
 
 
 def _wrong_on_one_rank() -> None:
@@ -677,7 +545,7 @@ def _wrong_on_one_rank() -> None:
 
 
 def test_what_is_wrong_on_one_rank_is_told_on_all(ranks: RankProcesses) -> None:
-    ranks.run(_on_machines, "abc", _wrong_on_one_rank)
+    ranks.run(on_machines, "abc", _wrong_on_one_rank)
 
 
 def _unlike_machines(change: str) -> None:
@@ -699,7 +567,7 @@ def _unlike_machines(change: str) -> None:
 
 @pytest.mark.parametrize("change", ["edges", "nodes", "more", "replica_ratio"])
 def test_machines_ask_for_the_same_store(ranks: RankProcesses, change: str) -> None:
-    ranks.run(_on_machines, "abc", _unlike_machines, change)
+    ranks.run(on_machines, "abc", _unlike_machines, change)
 
 
 def _does_not_fit() -> None:
@@ -709,7 +577,7 @@ def _does_not_fit() -> None:
 
 
 def test_a_part_that_does_not_fit_ends_all(ranks: RankProcesses) -> None:
-    ranks.run(_on_machines, "abc", _does_not_fit)
+    ranks.run(on_machines, "abc", _does_not_fit)
 
 
 def _numbers_of_ranks() -> None:
@@ -718,7 +586,7 @@ def _numbers_of_ranks() -> None:
 
 
 def test_machines_have_as_many_ranks(ranks: RankProcesses) -> None:
-    ranks.run(_on_machines, "aab", _numbers_of_ranks)
+    ranks.run(on_machines, "aab", _numbers_of_ranks)
 
 
 def _on_one_machine() -> None:
@@ -728,7 +596,7 @@ def _on_one_machine() -> None:
 
 
 def test_one_machine_has_all(ranks: RankProcesses) -> None:
-    ranks.run(_on_machines, "aaa", _on_one_machine)
+    ranks.run(on_machines, "aaa", _on_one_machine)
 
 
 def _trained(span: str, data: str, *overrides: str) -> list[tuple[float, ...]]:
@@ -752,7 +620,7 @@ def test_training_is_as_with_a_copy_on_each_machine(
     ranks: RankProcesses, data: str, model: str
 ) -> None:
     options = data, model, "trainer.batch_size=80", "trainer.ranks=3"
-    ranks.run(_on_machines, "abc", _trained_alike, *options)
+    ranks.run(on_machines, "abc", _trained_alike, *options)
 
 
 def _refused_in_training(data: str, *overrides: str) -> None:
@@ -764,4 +632,4 @@ def _refused_in_training(data: str, *overrides: str) -> None:
 def test_training_that_machines_do_not_serve_raises(
     ranks: RankProcesses, data: str, other: str
 ) -> None:
-    ranks.run(_on_machines, "abc", _refused_in_training, data, "trainer.ranks=3", other)
+    ranks.run(on_machines, "abc", _refused_in_training, data, "trainer.ranks=3", other)

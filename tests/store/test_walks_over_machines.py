@@ -17,9 +17,8 @@ from dgl_mgpu.errors import (
     RankFailedError,
     UnsupportedByStoreError,
 )
-from tests.ranks import RankProcesses
+from tests.ranks import RankProcesses, on_machines
 from tests.store.test_random_walks import METAPATH, shop
-from tests.store.test_span import _on_machines
 
 
 def friends() -> dgl.DGLGraph:
@@ -63,7 +62,7 @@ def _walks(store: GlobalStore, starts: torch.Tensor, options: dict[str, Any]) ->
 def test_walks_are_those_of_one_machine(
     ranks: RankProcesses, idtype: torch.dtype, ratio: float
 ) -> None:
-    ranks.run(_on_machines, "abc", _walks_alike, idtype, ratio)
+    ranks.run(on_machines, "abc", _walks_alike, idtype, ratio)
 
 
 def _wrong() -> None:
@@ -96,4 +95,4 @@ def _wrong() -> None:
 
 
 def test_what_is_wrong_is_told(ranks: RankProcesses) -> None:
-    ranks.run(_on_machines, "abc", _wrong)
+    ranks.run(on_machines, "abc", _wrong)

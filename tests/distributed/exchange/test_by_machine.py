@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 import torch
 import torch.distributed as dist
 from dgl.nn import SAGEConv
 
-from dgl_mgpu.comm import communicator
 from dgl_mgpu.distributed.exchange.by_machine import HaloByMachine, Machines
 from dgl_mgpu.distributed.exchange.tuner import Auto
 from tests.distributed.both import Both
@@ -24,7 +22,7 @@ from tests.distributed.exchange.test_exchange import (
     _Whole,
 )
 from tests.distributed.graphs import homogeneous
-from tests.ranks import RankProcesses
+from tests.ranks import RankProcesses, on_machines
 
 
 @pytest.fixture(scope="module")
@@ -34,23 +32,15 @@ def six_ranks() -> Iterator[RankProcesses]:
     processes.close()
 
 
-def _on_machines(machines: str, check: Callable[..., None], *args: Any) -> None:
-    """Run a check with ranks on machines by these names, a letter each."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(communicator, "_groups", None)
-        patch.setattr(communicator, "_machine_id", lambda: machines[dist.get_rank()])
-        check(*args)
-
-
 @pytest.mark.parametrize("machines", ["aaabbb", "abcabc", "aabbcc"])
 @pytest.mark.parametrize(("kind", "strategy"), [*_CASES[:2], ("skewed", "one rank has all")])
 def test_sums_on_several_machines(six_ranks, machines, kind, strategy):
-    six_ranks.run(_on_machines, machines, _sums, kind, strategy, torch.int64)
+    six_ranks.run(on_machines, machines, _sums, kind, strategy, torch.int64)
 
 
 def test_gradients_on_several_machines(six_ranks):
     for check in (_adjoint, _sum_gradients, _weights_of_columns, _input_changes):
-        six_ranks.run(_on_machines, "aabbcc", check)
+        six_ranks.run(on_machines, "aabbcc", check)
 
 
 def _rows_between_machines() -> None:
@@ -111,16 +101,16 @@ def _trains_on_machines(exchange: str) -> None:
 
 @pytest.mark.parametrize("exchange", ["halo by machine", "auto"])
 def test_layers_on_several_machines(six_ranks, exchange):
-    six_ranks.run(_on_machines, "aabbcc", _trains_on_machines, exchange)
+    six_ranks.run(on_machines, "aabbcc", _trains_on_machines, exchange)
 
 
 def test_a_row_goes_to_a_machine_once(six_ranks):
-    six_ranks.run(_on_machines, "aaabbb", _rows_between_machines)
+    six_ranks.run(on_machines, "aaabbb", _rows_between_machines)
 
 
 @pytest.mark.parametrize("machines", ["aaaaaa", "abcdef", "aabbbb"])
 def test_machines_without_as_many_ranks_have_no_levels(six_ranks, machines):
-    six_ranks.run(_on_machines, machines, _has_no_levels)
+    six_ranks.run(on_machines, machines, _has_no_levels)
 
 
 def _has_no_levels() -> None:
