@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import operator
 import pickle
 import random
 from argparse import Namespace
@@ -78,16 +79,16 @@ class ModelState:
         self._keep()
 
     def _keep(self) -> None:
-        # Values are kept, so that no other object can have the same id.
         self._values = [*map(dict, self._tables)]
-        self._ids = self._ids_now()
-
-    def _ids_now(self) -> list[int]:
-        return [*map(id, itertools.chain.from_iterable(map(dict.values, self._tables)))]
+        self._sizes = [*map(len, self._tables)]
+        self._kept = [*_values_of(self._tables)]
 
     def change(self) -> str | None:
         """What has changed since, as a phrase; None if nothing has."""
-        if self._ids_now() != self._ids:
+        # At every call of the model, so nothing is made to be compared.
+        if [*map(len, self._tables)] != self._sizes or not all(
+            map(operator.is_, _values_of(self._tables), self._kept)
+        ):
             for owner, now, then in zip(self._owners, self._tables, self._values, strict=True):
                 for name in now.keys() | then.keys():
                     if not _is_same(now.get(name, now), then.get(name, then)):
@@ -101,6 +102,10 @@ class ModelState:
         if [tensor.requires_grad for tensor in self._tensors] != self._requires_grad:
             return "other parameters require gradients"
         return None
+
+
+def _values_of(tables: Iterable[dict[str, Any]]) -> Iterator[Any]:
+    return itertools.chain.from_iterable(map(dict.values, tables))
 
 
 def _is_same(one: Any, two: Any) -> bool:
@@ -139,17 +144,18 @@ class _Containers:
 
     def _keep(self) -> None:
         self._kept = [*map(_copied, self._parts)]
-        self._ids = self._ids_now()
+        self._sizes = [*map(len, self._parts)]
+        self._contents = [*self._contents_now()]
 
-    def _ids_now(self) -> tuple[list[int], list[int]]:
-        """Sizes, and ids of what is in the containers: quickly compared, and seldom changed."""
-        values = itertools.chain.from_iterable(map(dict.values, self._dicts))
-        keys = itertools.chain.from_iterable(self._parts)
-        return [*map(len, self._parts)], [*map(id, keys), *map(id, values)]
+    def _contents_now(self) -> Iterator[Any]:
+        """What is in the containers: quickly compared, and seldom changed."""
+        return itertools.chain(itertools.chain.from_iterable(self._parts), _values_of(self._dicts))
 
     def changed(self) -> str | None:
         """The name of an object that has changed since; None if there is none."""
-        if self._ids_now() == self._ids:
+        if [*map(len, self._parts)] == self._sizes and all(
+            map(operator.is_, self._contents_now(), self._contents)
+        ):
             return None
         for name, now, before in zip(
             self._names, map(_copied, self._parts), self._kept, strict=True

@@ -96,17 +96,25 @@ class RowBuffer:
         self.data = fill((rows, *data.shape[1:]))
         self.data[: len(data)].copy_(data)
         self._num_loaded = len(data)
+        #: In a list of copies.
+        self._number: int | None = None
 
     def load(self, data: torch.Tensor, copies: CopyList) -> None:
         """Have a batch's rows copied here."""
-        self.shrink(data.shape[0])
-        copies.copy(self.data, data)
+        if self._number is None:
+            self._number = copies.add_rows(self.data)
+        copies.rows(self._number, data, self._padded(data.shape[0]))
 
     def shrink(self, rows: int) -> None:
         """Make what is beyond the next batch's rows padding."""
-        if rows < self._num_loaded and self.data.is_floating_point():
-            self.data[rows : self._num_loaded].fill_(1)
-        self._num_loaded = rows
+        padded = self._padded(rows)
+        if rows < padded:
+            self.data[rows:padded].fill_(1)
+
+    def _padded(self, rows: int) -> int:
+        """How many rows are the next batch's or have to be made padding."""
+        loaded, self._num_loaded = self._num_loaded, rows
+        return max(loaded, rows) if self.data.is_floating_point() else rows
 
 
 class StaticBuffers:
@@ -127,17 +135,17 @@ class StaticBuffers:
     ) -> None:
         self.sizes = sizes
         self.types = Types(tuple(batch[0].srctypes), tuple(batch[0].canonical_etypes))
+        self._copies = CopyList(torch.empty(0, dtype=batch[0].idtype, device=batch[0].device))
         self._parts = [
-            _BlockBuffers(block, (*sources, *targets), edges)
+            _BlockBuffers(block, (*sources, *targets), edges, self._copies)
             for block, sources, targets, edges in zip(
                 batch, sizes.nodes, sizes.nodes[1:], sizes.edges, strict=False
             )
         ]
         self._pair_parts = [
-            _PairBuffers(graph, sizes.nodes[-1], edges)
+            _PairBuffers(graph, sizes.nodes[-1], edges, self._copies)
             for graph, edges in zip(pair_graphs, sizes.pairs, strict=True)
         ]
-        self._copies = CopyList(torch.empty(0, dtype=batch[0].idtype, device=batch[0].device))
         #: The features that the model reads: graph, frame, name, shape and dtype of a row.
         self._features: list[tuple[int, int, str, tuple[torch.Size, torch.dtype]]] = []
         self.load(batch, pair_graphs)
@@ -254,21 +262,27 @@ class _GraphBuffers:
 class _BlockBuffers(_GraphBuffers):
     """Static buffers of one block; ``nodes`` counts its sources, then its destinations."""
 
-    def __init__(self, block: DGLBlock, nodes: Sequence[int], edges: Sequence[int]) -> None:
+    def __init__(
+        self, block: DGLBlock, nodes: Sequence[int], edges: Sequence[int], copies: CopyList
+    ) -> None:
         super().__init__(block, nodes, edges)
         index: TensorIndex = block._graph
         ids = torch.empty(0, dtype=index.idtype, device=index.device)
         ends = self._schema.ends
         self._indptrs = [ids.new_zeros(nodes[dst] + 1) for _, dst in ends]
         self._sources = [ids.new_zeros(count) for count in edges]
-        #: Where padding edges start: sources of the batch would have other out-degrees.
-        self._last_sources = [nodes[src] - 1 for src, _ in ends]
+        #: Of each edge type: its indptr and its sources in the list of copies.
+        self._numbers = [
+            # Padding edges start at the last source: others would have other out-degrees.
+            (copies.add_starts(indptr, len(sources)), copies.add_ids(sources, nodes[src] - 1))
+            for (src, _), indptr, sources in zip(ends, self._indptrs, self._sources, strict=True)
+        ]
 
     def load(self, contents: _Contents, copies: CopyList) -> None:
         """Have a block copied here."""
-        parts = zip(contents.edges(), self._indptrs, self._sources, self._last_sources, strict=True)
-        for edges, indptr, sources, last_source in parts:
-            copies.edges(indptr, sources, *edges, last_source)
+        for (indptr, sources), numbers in zip(contents.edges(), self._numbers, strict=True):
+            copies.starts(numbers[0], indptr, sources.shape[0])
+            copies.ids(numbers[1], sources)
         for number, frame in enumerate(self.frames):
             for name, column in frame.columns.items():
                 data = contents.rows(number, name, column)
@@ -293,22 +307,25 @@ class _BlockBuffers(_GraphBuffers):
 class _PairBuffers(_GraphBuffers):
     """Static buffers of a graph of node pairs, whose padding edges join the last nodes."""
 
-    def __init__(self, graph: DGLGraph, nodes: Sequence[int], edges: Sequence[int]) -> None:
+    def __init__(
+        self, graph: DGLGraph, nodes: Sequence[int], edges: Sequence[int], copies: CopyList
+    ) -> None:
         super().__init__(graph, nodes, edges)
         self._nodes, self._edges = nodes, edges
         ids = torch.empty(0, dtype=graph.idtype, device=graph.device)
-        #: Of each edge type: sources and destinations, and the nodes that padding edges join.
-        self._ends = [
-            tuple((ids.new_zeros(count), nodes[end] - 1) for end in ends)
-            for ends, count in zip(self._schema.ends, edges, strict=True)
+        #: Of each edge type: sources and destinations.
+        self._ends = [tuple(ids.new_zeros(count) for _ in range(2)) for count in edges]
+        #: These in the list of copies.
+        self._numbers = [
+            [copies.add_ids(buffer, nodes[end] - 1) for buffer, end in zip(both, ends, strict=True)]
+            for both, ends in zip(self._ends, self._schema.ends, strict=True)
         ]
 
     def load(self, graph: DGLGraph, copies: CopyList) -> None:
         """Have a graph copied here."""
-        for relation, ends in zip(graph._graph.relations, self._ends, strict=True):
-            for data, (buffer, last) in zip(relation.coo(), ends, strict=True):
-                copies.copy(buffer, data)
-                copies.fill(buffer, data.shape[0], last)
+        for relation, numbers in zip(graph._graph.relations, self._numbers, strict=True):
+            for data, number in zip(relation.coo(), numbers, strict=True):
+                copies.ids(number, data)
         frames = (*graph._node_frames, *graph._edge_frames)
         for buffers, frame in zip(self.frames, frames, strict=True):
             for name, column in buffers.columns.items():
@@ -321,7 +338,7 @@ class _PairBuffers(_GraphBuffers):
         order already.
         """
         relations = []
-        for (src, dst), ((row, _), (col, _)) in zip(self._schema.ends, self._ends, strict=True):
+        for (src, dst), (row, col) in zip(self._schema.ends, self._ends, strict=True):
             num_src, num_dst = self._nodes[src], self._nodes[dst]
             csr = compress(row, col, num_src, may_be_sorted=False)
             csc = compress(col, row, num_dst, may_be_sorted=False)
