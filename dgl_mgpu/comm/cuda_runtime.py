@@ -8,7 +8,7 @@ through CuPy, which is imported when a store is built on GPUs and not before.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -25,6 +25,8 @@ from dgl_mgpu.errors import (
     UnavailableError,
 )
 from dgl_mgpu.machine import Topology, probe
+from dgl_mgpu.machine.links import is_measured
+from dgl_mgpu.machine.probe import gpu_id, rates
 from dgl_mgpu.ops.device import cupy
 
 # Allocations share a handle with their neighbours unless they fill pages of this size, which
@@ -65,15 +67,19 @@ class Runtime:
             )
 
     def device_info(self) -> DeviceInfo:
-        return DeviceInfo(_name_of(self._index), *torch.cuda.mem_get_info(self._index))
+        return DeviceInfo(gpu_id(self._index), *torch.cuda.mem_get_info(self._index))
 
     def gpus(self) -> list[str]:
         """All GPUs that this process sees, by what `DeviceInfo.gpu` is."""
-        return [_name_of(index) for index in range(torch.cuda.device_count())]
+        return [gpu_id(index) for index in range(torch.cuda.device_count())]
 
     def machine(self) -> Topology:
         """The machine they are in, numbered as in `gpus`, with all of their memory; uses none."""
         return probe(free_memory=False)
+
+    def is_measured(self, machine: Topology, gpus: Sequence[str]) -> bool:
+        """Whether all bandwidths of some of them are known."""
+        return is_measured(machine, gpus)
 
     def allocate(self, nbytes: int) -> int:
         """The address of new memory; DeviceMemoryError if there is too little."""
@@ -144,6 +150,16 @@ class Runtime:
             self._runtime.memcpy(target, source, nbytes, self._runtime.memcpyDefault)
             self._runtime.streamSynchronize(0)
 
+    def rates(self, copies: Sequence[tuple[int, int]], nbytes: int, repeats: int) -> list[float]:
+        """GB/s of copies (target, source) between addresses that this GPU reaches, all at once."""
+
+        def copy(target: int, source: int) -> None:
+            runtime, stream = self._runtime, torch.cuda.current_stream().cuda_stream
+            runtime.memcpyAsync(target, source, nbytes, runtime.memcpyDefault, stream)
+
+        with self._on_device():
+            return rates([(self.device, partial(copy, *pair)) for pair in copies], nbytes, repeats)
+
     def synchronize(self) -> None:
         with self._on_device():
             self._runtime.deviceSynchronize()
@@ -171,11 +187,6 @@ class Runtime:
             yield
         finally:
             self._runtime.setDevice(before)
-
-
-def _name_of(index: int) -> str:
-    # Properties are there before a GPU has a context, and asking for them opens none.
-    return str(torch.cuda.get_device_properties(index).uuid)
 
 
 def find_runtime() -> Runtime | None:

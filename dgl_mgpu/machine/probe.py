@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from dgl_mgpu.errors import ConfigError, UnsupportedEnvironmentError
+from dgl_mgpu.machine.links import FOUND, as_measured, figures
 from dgl_mgpu.machine.presets import cpu_topology
 from dgl_mgpu.machine.shared_memory import SharedMemory
 from dgl_mgpu.machine.topology import GB, HostGroup, Topology
@@ -18,7 +20,8 @@ from dgl_mgpu.machine.topology import GB, HostGroup, Topology
 if TYPE_CHECKING:
     import torch
 
-# Part of the device's name → GB/s of its own memory, of one NVLink, and through its switch port.
+# Where nothing was measured. Part of the device's name → GB/s of its own memory, of one NVLink, and
+# through its switch port.
 _DEVICES = {
     "H200": (2099.0, 22.0, 373.0),
     "H100": (1465.0, 22.0, 373.0),
@@ -26,7 +29,7 @@ _DEVICES = {
     "V100": (900.0, 25.0, 150.0),
 }
 _UNKNOWN_DEVICE = (700.0, 20.0, 250.0)
-# Over PCIe, to a peer and to the host (version 4; measure() knows better).
+# Over PCIe, to a peer and to the host (version 4).
 _PCIE, _HOST = 22.0, 25.0
 # Ranks to plan for on a machine without GPUs when none are asked for, at most.
 _MAX_RANKS = 8
@@ -37,8 +40,9 @@ _REPEATS = 8
 def probe(num_ranks: int | None = None, *, free_memory: bool = True) -> Topology:
     """The machine at hand, without timing anything.
 
-    Links are those that P2P access works over; their bandwidth is
-    NVML's number of NVLinks times what is known of the device, else a usual value.
+    Links are those that P2P access works over.  Bandwidths are those that were measured when a
+    store was built on these GPUs, or by :func:`measure`; where none were, that of a link is NVML's
+    number of NVLinks times what is known of the device, or a usual value, and the name says so.
 
     Parameters
     ----------
@@ -84,7 +88,15 @@ def probe(num_ranks: int | None = None, *, free_memory: bool = True) -> Topology
         else torch.cuda.get_device_properties(gpu).total_memory
         for gpu in gpus
     ]
-    return _topology(names, memory, links, np.full(len(gpus), _HOST), through_nvlink, ())
+    usual = _topology(names, memory, links, np.full(len(gpus), _HOST), through_nvlink, ())
+    return as_measured(usual, [gpu_id(gpu) for gpu in gpus])
+
+
+def gpu_id(gpu: int) -> str:
+    """A GPU's name that is the same for all processes; asking for it opens no context."""
+    import torch
+
+    return str(torch.cuda.get_device_properties(gpu).uuid)
 
 
 def probe_shared_memory(num_ranks: int | None = None) -> Topology:
@@ -101,6 +113,8 @@ def probe_shared_memory(num_ranks: int | None = None) -> Topology:
 
 def measure(num_ranks: int | None = None) -> Topology:
     """The machine at hand with bandwidths timed by large copies; takes seconds.
+
+    :func:`probe` knows them from then on.
 
     Raises
     ------
@@ -122,8 +136,8 @@ def measure(num_ranks: int | None = None) -> Topology:
     host = [torch.zeros(_COPY_BYTES, dtype=torch.uint8, pin_memory=True) for _ in gpus]
     links = np.zeros((len(gpus), len(gpus)))
     for gpu in gpus:
-        # A copy within a GPU reads and writes: its memory is read twice as fast.
-        links[gpu, gpu] = 2 * _rates([(targets[gpu], blocks[gpu])])[0]
+        # As a gather does, a copy writes to the GPU's memory what it reads of it.
+        links[gpu, gpu] = _rates([(targets[gpu], blocks[gpu])])[0]
         for peer in known.neighbors(gpu):
             links[gpu, peer] = _rates([(targets[gpu], blocks[peer])])[0]
     # Every GPU reads all its peers at once: what they get together is the width of its port.
@@ -136,7 +150,9 @@ def measure(num_ranks: int | None = None) -> Topology:
     together = sum(_rates([(targets[gpu], host[gpu]) for gpu in gpus]))
     names = [torch.cuda.get_device_name(gpu) for gpu in gpus]
     groups = (HostGroup(tuple(gpus), together),)
-    return _topology(names, known.gpu_memory, links, alone, port, groups)
+    measured = _topology(names, known.gpu_memory, links, alone, port, groups)
+    FOUND.keep(figures(measured, [gpu_id(gpu) for gpu in gpus]))
+    return measured
 
 
 def _topology(
@@ -187,21 +203,36 @@ def _nvlinks(gpus: Sequence[int]) -> np.ndarray:
 
 def _rates(copies: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[float]:
     """GB/s of copies (target, source), all at once."""
+    # torch carries out a copy on the stream of the GPU it comes from, if it comes from one.
+    moves = [
+        (
+            source.device if source.is_cuda else target.device,
+            partial(target.copy_, source, non_blocking=True),
+        )
+        for target, source in copies
+    ]
+    return rates(moves, copies[0][0].numel())
+
+
+def rates(
+    copies: Sequence[tuple[torch.device, Callable[[], object]]],
+    nbytes: int,
+    repeats: int = _REPEATS,
+) -> list[float]:
+    """GB/s of copies of so many bytes, all at once, each on a stream of the GPU named with it."""
     import torch
 
-    # torch carries out a copy on the stream of the GPU it comes from, if it comes from one.
-    carriers = [source.device if source.is_cuda else target.device for target, source in copies]
-    streams = [torch.cuda.Stream(device) for device in carriers]
+    streams = [torch.cuda.Stream(device) for device, _ in copies]
     events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in copies]
-    for repeat in range(_REPEATS + 1):
-        for (target, source), stream, (start, _) in zip(copies, streams, events, strict=True):
+    for repeat in range(repeats + 1):
+        for (_, copy), stream, (start, _) in zip(copies, streams, events, strict=True):
             with torch.cuda.stream(stream):
                 if repeat == 1:  # the first copy sets up mappings
                     start.record(stream)
-                target.copy_(source, non_blocking=True)
+                copy()
     for stream, (_, stop) in zip(streams, events, strict=True):
         stop.record(stream)
     for stream in streams:
         stream.synchronize()
-    moved = _REPEATS * copies[0][0].numel()
+    moved = repeats * nbytes
     return [moved / (start.elapsed_time(stop) * 1e-3) / GB for start, stop in events]

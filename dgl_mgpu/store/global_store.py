@@ -19,6 +19,7 @@ from dgl_mgpu.config.store_options import StoreOptions
 from dgl_mgpu.data import Dataset, HeteroDataset
 from dgl_mgpu.errors import ConfigError, InvalidInputError, UnsupportedByStoreError, nearest
 from dgl_mgpu.machine import Network
+from dgl_mgpu.machine.links import as_measured
 from dgl_mgpu.machine.shared_memory import SharedMemory
 from dgl_mgpu.ops.view import GraphView
 from dgl_mgpu.placement import Plan, expected_reads, load_accesses
@@ -42,6 +43,7 @@ from dgl_mgpu.store.graphbolt import node_features, read_from_store
 from dgl_mgpu.store.hotness import degree_hotness, presample_hotness
 from dgl_mgpu.store.memory import Blueprint, Store, build
 from dgl_mgpu.store.memory.format import Source
+from dgl_mgpu.store.memory.links import measure_links
 from dgl_mgpu.store.memory.machine import machine, prove_access, with_access
 from dgl_mgpu.store.part_exchange import PartExchange
 from dgl_mgpu.store.part_files import read_part
@@ -324,6 +326,8 @@ class GlobalStore:
             device_infos = ranks.all_gather(
                 ranks.run_all("look at the ranks' GPUs", runtime.device_info)
             )
+            if topology == "auto":
+                measure_links(runtime, ranks, access, device_infos)
         blueprint: Blueprint | None = None
         network: Network | None = None
         if machines.size > 1:
@@ -346,6 +350,8 @@ class GlobalStore:
             planned_for = machine(topology, ranks.size, runtime, device_infos)
             if access is not None:
                 planned_for = with_access(planned_for, access)
+            if topology == "auto" and device_infos is not None:
+                planned_for = as_measured(planned_for, [info.gpu for info in device_infos])
             hotness = _hotness(content, checked, seed, runtime)
             shared = SharedMemory.of_this_machine() if runtime is None else None
 

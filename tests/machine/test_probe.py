@@ -30,8 +30,12 @@ def test_without_a_gpu_there_is_nothing_to_measure():
 
 
 @pytest.fixture
-def four_gpus(monkeypatch):
-    """Four H200 of which each reads all but the opposite one."""
+def four_gpus(monkeypatch, tmp_path):
+    """Four H200 of which each reads all but the opposite one, and nothing measured of them."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda gpu: SimpleNamespace(uuid=f"uuid-{gpu}")
+    )
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda gpu: "NVIDIA H200")
@@ -46,7 +50,29 @@ def test_links_are_where_peer_access_works(four_gpus):
     machine = probe()
     assert machine.neighbors(0) == (1, 3)
     assert machine.gpu_memory.tolist() == [100, 101, 102, 103]
-    assert machine.name == "4x NVIDIA H200"
+    assert machine.name == "4x NVIDIA H200 (usual bandwidths, not measured)"
+
+
+def test_what_was_measured_is_known_from_then_on(four_gpus):
+    """Copies are timed in the order of what is measured; here each takes its turn's number."""
+    four_gpus.setattr(torch, "zeros", lambda size, device="cpu", **_: str(device))
+    four_gpus.setattr(torch, "empty_like", lambda block: f"target on {block}")
+    gb = {"cpu": 50.0, "cuda:0": 700.0, "cuda:1": 710.0, "cuda:2": 720.0, "cuda:3": 730.0}
+
+    def rates(copies):
+        """Copies within a GPU are ten times as fast, and those that are not alone half as."""
+        alone = 1.0 if len(copies) == 1 else 0.5
+        return [alone * gb[of] * (10 if to.endswith(of) else 1) for to, of in copies]
+
+    four_gpus.setattr(sys.modules["dgl_mgpu.machine.probe"], "_rates", rates)
+    for machine in (measure(), probe()):
+        assert machine.name == "4x NVIDIA H200"
+        assert machine.link_bandwidth[0].tolist() == [7000.0, 710.0, 0.0, 730.0]
+        assert machine.port_bandwidth[0] == 720.0  # 355 and 365 at once
+        assert machine.host_bandwidth.tolist() == [50.0] * 4
+        assert [(group.gpus, group.bandwidth) for group in machine.host_groups] == [
+            ((0, 1, 2, 3), 100.0)
+        ]
 
 
 def test_a_stores_machine_opens_no_gpu_of_another_rank(four_gpus):
@@ -97,9 +123,6 @@ def test_nvlinks_are_counted_through_nvml(four_gpus):
         nvmlDeviceGetNvLinkRemotePciInfo=lambda gpu, link: SimpleNamespace(busId=remote[gpu][link]),
     )
     four_gpus.setitem(sys.modules, "pynvml", fake)
-    four_gpus.setattr(
-        torch.cuda, "get_device_properties", lambda gpu: SimpleNamespace(uuid=f"uuid-{gpu}")
-    )
     links = probe().link_bandwidth
     assert links[0, 1] == 2 * links[2, 3] == 44.0
     # No NVLink between 1 and 2 from the side of 1, but peer access: over PCIe.

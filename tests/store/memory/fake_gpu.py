@@ -79,6 +79,25 @@ class FakeRuntime:
     def machine(self) -> Topology:
         return preset("hgx-h200", self.num_gpus)
 
+    def is_measured(self, machine: Topology, gpus: list[str]) -> bool:
+        return True
+
+    def rates(self, copies: list[tuple[int, int]], nbytes: int, repeats: int) -> list[float]:
+        """GB/s that tell what is read: 1000 this GPU's memory, 100 and the rank a peer's, 50 the
+        host's; half as much of what is repeated often, as when all copy at once."""
+        rates = []
+        for target, source in copies:
+            if source not in self.registered:
+                self.copy(target, source, 8)
+            owners = [
+                owner
+                for base, (block, owner) in self.opened.items()
+                if base <= source < base + block.nbytes
+            ]
+            rate = 100.0 + owners[0] if owners else 50.0 if source in self.registered else 1000.0
+            rates.append(rate / 2 if repeats > 8 else rate)
+        return rates
+
     def allocate(self, nbytes: int) -> int:
         if nbytes > self.memory - self.used:
             raise cuda_runtime.out_of_memory(f"fake-{self.gpu}", nbytes, self.memory - self.used)

@@ -29,10 +29,19 @@ from dgl_mgpu.errors import (
     UnavailableError,
 )
 from dgl_mgpu.machine import preset
+from dgl_mgpu.machine.links import FOUND, as_measured, is_measured
 from dgl_mgpu.ops import RowView, gather_rows
 from dgl_mgpu.store.memory import Blueprint, FeatureSource, build
 from dgl_mgpu.store.memory import device as device_module
-from dgl_mgpu.store.memory.machine import prove_access, restrict_links, topology_of_ranks
+from dgl_mgpu.store.memory import links as measuring
+from dgl_mgpu.store.memory.links import measure_links
+from dgl_mgpu.store.memory.machine import (
+    machine,
+    prove_access,
+    restrict_links,
+    topology_of_ranks,
+    with_access,
+)
 from dgl_mgpu.store.memory.segment import Segment
 from dgl_mgpu.train.launch.launch import launch
 from tests.store.memory.fake_gpu import FakeRuntime
@@ -278,6 +287,52 @@ def test_access_is_proved_by_reading():
 
 def test_memory_without_a_handle_is_not_read_by_others():
     launch(_proves, 3, [(0, 2)], [], [1])
+
+
+def _with_small_copies(folder) -> None:
+    os.environ["XDG_CACHE_HOME"] = str(folder)
+    measuring._OWN_BYTES = measuring._LINK_BYTES = 1 << 16
+
+
+def _measures(folder) -> None:
+    _with_small_copies(folder)
+    ranks = Communicator.of_this_machine()
+    runtime = FakeRuntime(ranks.rank, ranks.size, refused=[(0, 2)])
+    runtime.is_measured = is_measured
+    infos = ranks.all_gather(runtime.device_info())
+    access = prove_access(runtime, ranks)
+    measure_links(runtime, ranks, access, infos)
+    assert runtime.is_empty
+    here = with_access(machine("auto", ranks.size, runtime, infos), access)
+    here = as_measured(here, [info.gpu for info in infos])
+    assert here.link_bandwidth.tolist() == [
+        [1000.0, 101.0, 0.0],  # the last was refused
+        [100.0, 1000.0, 102.0],
+        [100.0, 101.0, 1000.0],
+    ]
+    assert here.host_bandwidth.tolist() == [50.0] * 3
+    assert [group.bandwidth for group in here.host_groups] == [75.0]
+    assert here.port_bandwidth.tolist() == [101.0, 101.0, 100.5]  # all at once half of each
+    runtime.rates = None  # once is enough
+    measure_links(runtime, ranks, access, infos)
+
+
+def test_links_are_measured_once(tmp_path):
+    launch(_measures, 3, tmp_path)
+
+
+def _lacks_memory(folder) -> None:
+    _with_small_copies(folder)
+    ranks = Communicator.of_this_machine()
+    runtime = FakeRuntime(ranks.rank, ranks.size, memory=1 << (16 if ranks.rank else 20))
+    runtime.is_measured = is_measured
+    infos = ranks.all_gather(runtime.device_info())
+    measure_links(runtime, ranks, np.ones((2, 2), bool), infos)
+    assert runtime.is_empty and not FOUND.read()
+
+
+def test_links_are_not_measured_where_memory_lacks(tmp_path):
+    launch(_lacks_memory, 2, tmp_path)
 
 
 class _Refusing:
