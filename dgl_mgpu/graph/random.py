@@ -21,6 +21,9 @@ from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.graph.dispatch import is_null
 from dgl_mgpu.utils.fork_safe import freed_at_fork
 
+#: How many times what is drawn a population has to be for few numbers to be drawn twice.
+_SPARSE = 4
+
 
 class _Sequences:
     """Random sequences of one seed, by default torch's."""
@@ -181,7 +184,7 @@ def choice(
     if is_null(weights) and replace:
         return torch.randint(population, (count,), generator=random, device=where, dtype=dtype)
     if is_null(weights):
-        return torch.randperm(population, generator=random, device=where)[:count].to(dtype)
+        return _distinct(count, population, random, where).to(dtype)
     if replace:
         ends = weights.double().cumsum(0)
         draws = torch.rand(count, generator=random, device=where, dtype=torch.float64) * ends[-1]
@@ -197,3 +200,26 @@ def choice(
             action, "fewer of them have a weight above 0", "draw fewer, or with replacement"
         )
     return drawn.to(dtype)
+
+
+def _distinct(
+    count: int, population: int, random: torch.Generator, where: torch.device
+) -> torch.Tensor:
+    """``count`` distinct numbers below ``population``, in the order drawn, int64.
+
+    Of a large population, such as all pairs of nodes, numbers are drawn with replacement, and those
+    that come again are left out: that is the same distribution, and takes memory for ``count``.
+    """
+    if population <= _SPARSE * count:
+        return torch.randperm(population, generator=random, device=where)[:count]
+    drawn = torch.empty(0, dtype=torch.int64, device=where)
+    while len(drawn) < count:
+        more = torch.randint(
+            population, (count + count // _SPARSE + 1,), generator=random, device=where
+        )
+        drawn = torch.cat([drawn, more])
+        numbers, order = drawn.sort(stable=True)
+        is_first = torch.ones_like(numbers, dtype=torch.bool)
+        is_first[1:] = numbers[1:] != numbers[:-1]
+        drawn = drawn[order[is_first].sort().values]
+    return drawn[:count]

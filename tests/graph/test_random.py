@@ -74,6 +74,30 @@ def test_choices_are_as_frequent_as_they_weigh(replace, dtype):
     assert ((frequency - expected).abs() < 6 * (expected / 20_000).sqrt() + 1e-9).all()
 
 
+@pytest.mark.parametrize("population", [8, 13])
+def test_all_orders_of_distinct_numbers_are_as_frequent(population):
+    """Whether all numbers are shuffled, or some are drawn and those that come again left out."""
+    dgl.seed(0)
+    drawn = torch.stack([random.choice(3, population, NULL, False, 64) for _ in range(20_000)])
+    assert (drawn[:, 0] != drawn[:, 1]).all() and (drawn[:, 1] != drawn[:, 2]).all()
+    for first, second in ((0, 1), (1, 2), (0, 2)):
+        found = torch.bincount(drawn[:, first] * population + drawn[:, second])
+        pairs = found[found > 0]
+        assert len(pairs) == population * (population - 1)
+        expected = 20_000 / len(pairs)
+        assert ((pairs - expected).abs() < 6 * expected**0.5).all()
+
+
+def test_few_of_a_large_population_take_memory_for_those_alone():
+    """`dgl.rand_graph` draws edges among all pairs of nodes."""
+    found = random.choice(100_000, 10**14, NULL, False, 64)
+    assert len(found.unique()) == 100_000
+    assert found.min() >= 0 and found.max() < 10**14
+    with tensor_backed_graphs():
+        g = dgl.rand_graph(1_000_000, 5_000)
+    assert g.num_edges() == len(torch.stack(g.edges()).unique(dim=1).T) == 5_000
+
+
 def test_all_that_weigh_something_can_be_drawn_without_replacement():
     weights = torch.tensor([1e-30, 0.0, 1e30, 1.0])
     drawn = random.choice(3, 4, weights, False, 64)
