@@ -21,7 +21,7 @@ splitmix64 as in Steele, Lea, Flood, «Fast splittable pseudorandom number gener
 
 from __future__ import annotations
 
-import functools
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -108,17 +108,15 @@ class SampleKey:
 
     def fold_hops(self, count: int) -> list[int]:
         """The folded keys of this hop and of those that follow, ``count`` of them."""
-        batch = splitmix64(_fold(self.seed, self.epoch) ^ self.batch)
-        keys = [
-            splitmix64(splitmix64(batch ^ hop) ^ self.etype)
-            for hop in range(self.hop, self.hop + count)
-        ]
-        return [key - (1 << 64) if key >> 63 else key for key in keys]
+        hops = range(self.hop, self.hop + count)
+        return fold_keys(self.seed, self.epoch, self.batch, hops, self.etype)
 
 
-@functools.lru_cache(maxsize=64)
-def _fold(seed: int, epoch: int) -> int:
-    return splitmix64(splitmix64(seed) ^ epoch)
+def fold_keys(seed: int, epoch: int, batch: int, hops: Iterable[int], etype: int) -> list[int]:
+    """The folded keys of some hops; fields are those of :class:`SampleKey`, not checked again."""
+    of_batch = splitmix64(splitmix64(splitmix64(seed) ^ epoch) ^ batch)
+    keys = [splitmix64(splitmix64(of_batch ^ hop) ^ etype) for hop in hops]
+    return [key - (1 << 64) if key >> 63 else key for key in keys]
 
 
 @intrinsic

@@ -161,8 +161,9 @@ def cut_to_size(buffer: Tensor, pieces: Sequence[Tensor]) -> Sequence[Tensor]:
     Returns the pieces, which are views, or copies where they are a small part of a large buffer:
     views would keep all of it alive.
     """
-    used = sum(piece.nbytes for piece in pieces)
-    if buffer.nbytes < _LARGE_BUFFER or _SMALL_PART * used >= buffer.nbytes:
+    if buffer.nbytes < _LARGE_BUFFER:
+        return pieces
+    if _SMALL_PART * sum(piece.nbytes for piece in pieces) >= buffer.nbytes:
         return pieces
     return torch.cat(list(pieces)).split_with_sizes([len(piece) for piece in pieces])
 

@@ -16,6 +16,7 @@ from dgl.heterograph_index import create_heterograph_from_relations, create_unit
 from dgl.utils import toindex
 
 from dgl_mgpu.errors import InvalidInputError, InvalidWeightError
+from dgl_mgpu.graph import random
 from dgl_mgpu.graph.block_frames import BlockFrame, ColumnSource, Features
 from dgl_mgpu.graph.blocks import BlockTypes, block_types
 from dgl_mgpu.graph.dispatch import is_passed_as_tensor
@@ -35,6 +36,7 @@ from dgl_mgpu.ops import (
 )
 from dgl_mgpu.ops.blocks import Hops
 from dgl_mgpu.ops.check import narrow_indptr
+from dgl_mgpu.ops.philox import fold_keys
 from dgl_mgpu.ops.sample_future import HopsFuture, SampleFuture, start
 from dgl_mgpu.sampling.seed_edges import WEIGHT_DTYPES, new_key
 from dgl_mgpu.sampling.views import edges_view, scalars_view
@@ -280,6 +282,7 @@ class _UniformPlan:
         self._view = view  # which keeps what the pointers point to
         self._sizes = view.num_rows, view.num_cols, view.idtype
         self._hops = [*reversed(fanouts)]
+        self._numbers = range(len(fanouts))
         self._replace = replace
         self._types = block_types(g.ntypes, g.canonical_etypes)
 
@@ -292,7 +295,8 @@ class _UniformPlan:
         """Start sampling the blocks of a batch."""
         view = self._view
         tensors = nodes, view.tiers, view.pointers, view.position
-        keys = new_key().fold_hops(len(self._hops))
+        seed, call = random.next_key()  # those of `new_key`
+        keys = fold_keys(seed, 0, call, self._numbers, 0)
         limits = view.sms, view.ordered_from
         options = *self._sizes, self._hops, self._replace, keys, *limits
         try:

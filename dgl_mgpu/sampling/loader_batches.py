@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -128,18 +127,35 @@ class Batches:
         """Sample a batch and fetch its features, as DGL does or into a slot."""
         if future is None:
             future = self.start(number, seeds)
-        with self._reads_noted():
-            if self._slots is not None and future is not None:
-                slot_batch = self._put(self._slots, future)
-                if slot_batch is not None:
-                    return slot_batch
-            with stage("sample"):
-                sampled = self._sampled(number, seeds, future)
-            with stage("gather"):
-                if future is not None and future.result() is not None and self._gathered(sampled):
-                    return sampled
-                self._rest.dataloader_it = iter([sampled])
-                return next(self._rest)
+        traffic = getattr(self._loader.graph, "traffic", None)
+        if traffic is None:
+            return self._made(number, seeds, future)
+        traffic.watchers.append(self._note)
+        try:
+            return self._made(number, seeds, future)
+        finally:
+            traffic.watchers.remove(self._note)
+
+    def _made(self, number: int, seeds: Any, future: SampleFuture[Any] | None) -> Any:
+        if self._slots is not None and future is not None:
+            slot_batch = self._put(self._slots, future)
+            if slot_batch is not None:
+                return slot_batch
+        with stage("sample"):
+            sampled = None if future is None else future.result()
+            if sampled is None:
+                with self._draws.of_batch(number):
+                    batch = self._collate(seeds)
+            else:
+                sampler = self._collate.sample_func.__self__
+                batch = finish_blocks(sampler, sampled)
+        with stage("gather"):
+            if sampled is not None:
+                if self._gathered(batch):
+                    return batch
+                batch = sampler.assign_lazy_features(batch)
+            self._rest.dataloader_it = iter([batch])
+            return next(self._rest)
 
     def _names_of_rows(self) -> tuple[Sequence[str], Sequence[str]] | None:
         """What :meth:`_gathered` gathers: features of input nodes, and labels of the seeds.
@@ -182,9 +198,6 @@ class Batches:
         wanted = [(sources, name) for name in names[0]]
         wanted += [(seeds, name) for name in names[1]]
         columns: list[Any] = []
-        for frame, name in wanted:
-            if type(frame._columns.get(name)) is not LazyFeature:
-                return False
         picks = []
         for frame, name in wanted:
             storage, ids = loader.graph.get_node_storage(name), frame._columns[NID].storage
@@ -266,26 +279,6 @@ class Batches:
         graph = self._loader.graph
         get = graph.get_edge_storage if of.side == "edge" else graph.get_node_storage
         return get(name, of.type)
-
-    def _sampled(self, number: int, seeds: Any, future: SampleFuture[Any] | None) -> Any:
-        sampled = None if future is None else future.result()
-        if sampled is None:
-            with self._draws.of_batch(number):
-                return self._collate(seeds)
-        sampler = self._collate.sample_func.__self__
-        return sampler.assign_lazy_features(finish_blocks(sampler, sampled))
-
-    @contextlib.contextmanager
-    def _reads_noted(self) -> Iterator[None]:
-        traffic = getattr(self._loader.graph, "traffic", None)
-        if traffic is None:
-            yield
-            return
-        traffic.watchers.append(self._note)
-        try:
-            yield
-        finally:
-            traffic.watchers.remove(self._note)
 
     def _note(self, table: VersionedTable, ids: torch.Tensor | None = None) -> None:
         self._tables.setdefault(table, table.version)
