@@ -49,7 +49,7 @@ Sampled = tuple[Nodes, Nodes, list[DGLBlock]]
 
 _FORMATS = ["coo", "csr", "csc"]
 #: Plans of sampling that a graph keeps; scripts may draw fanouts.
-_MAX_PLANS = 16
+MAX_PLANS = 16
 
 
 def sample_hops_async(
@@ -255,7 +255,7 @@ def sample_graph_async(
     if prob is None and type(nodes) is torch.Tensor:
         plan = _uniform_plan(g, nodes.device, fanouts, replace)
         if plan is not None and plan.takes(nodes):
-            return plan.start(g, nodes)
+            return _started(plan, g, nodes)
     started = _start(g, nodes, fanouts, prob, replace)
     if started is None:
         return None
@@ -263,64 +263,51 @@ def sample_graph_async(
     return hops.then(lambda sampled: None if sampled is None else batch.blocks_of(sampled))
 
 
-class _UniformPlan:
+class UniformPlan:
     """Uniform sampling of a graph of one node type and one edge type, checked but for the seeds.
 
     A small batch takes the host longer than the GPU, so what is the same for all is done once.
+
+    Parameters
+    ----------
+    view : GraphView
+    types : BlockTypes
+        Of the blocks.
+    fanouts : sequence of int
+        As :func:`has_uniform_fanouts` has them.
+    replace : bool
     """
 
     def __init__(
-        self,
-        g: DGLGraph,
-        index: TensorIndex,
-        device: torch.device,
-        fanouts: Sequence[int],
-        replace: bool,
+        self, view: GraphView, types: BlockTypes, fanouts: Sequence[int], replace: bool
     ) -> None:
-        self._device = device
-        view = edges_view(index.relations[0], "csc", device)
-        self._view = view  # which keeps what the pointers point to
+        self.view = view  # which keeps what the pointers point to
+        self._device = view.tiers.device
         self._sizes = view.num_rows, view.num_cols, view.idtype
         self._hops = [*reversed(fanouts)]
         self._numbers = range(len(fanouts))
         self._replace = replace
-        self._types = block_types(g.ntypes, g.canonical_etypes)
+        self._types = types
 
     def takes(self, nodes: torch.Tensor) -> bool:
         """Whether nodes are seeds as the operator wants them."""
         is_here = nodes.dtype == self._sizes[2] and nodes.device == self._device
         return is_here and nodes.dim() == 1 and nodes.is_contiguous()
 
-    def start(self, g: DGLGraph, nodes: torch.Tensor) -> SampleFuture[Sampled | None]:
-        """Start sampling the blocks of a batch."""
-        view = self._view
+    def start(self, nodes: torch.Tensor, seed: int, epoch: int, batch: int) -> SampleFuture[Hops]:
+        """Start sampling a batch; numbers are those of its `SampleKey`."""
+        view = self.view
         tensors = nodes, view.tiers, view.pointers, view.position
-        seed, call = random.next_key()  # those of `new_key`
-        keys = fold_keys(seed, 0, call, self._numbers, 0)
+        keys = fold_keys(seed, epoch, batch, self._numbers, 0)
         limits = view.sms, view.ordered_from
         options = *self._sizes, self._hops, self._replace, keys, *limits
-        try:
-            future = start("sample_hops", tensors, (*tensors, *options))
-        except InvalidInputError as error:
-            raise as_dgl_error(error) from error
-        # The index keeps the plan, and not the other way round.
-        index = _index_for(g, self._device)
-        return SampleFuture(partial(self._blocks, g, index, nodes, future))
+        return start("sample_hops", tensors, (*tensors, *options))
 
-    def _blocks(
-        self,
-        g: DGLGraph,
-        index: TensorIndex | None,
-        seeds: torch.Tensor,
-        future: SampleFuture[Hops],
-    ) -> Sampled | None:
-        if _index_for(g, self._device) is not index:
-            return None  # unpinned since
-        try:
-            nodes, *of_hops = future.result()
-        except InvalidInputError as error:
-            raise as_dgl_error(error) from error
-        features = Features.of_graph(g, self._device)
+    def blocks(
+        self, sampled: Hops, features: Features | None
+    ) -> tuple[torch.Tensor, list[DGLBlock]]:
+        """Input nodes and blocks of a batch."""
+        nodes, *of_hops = sampled
         blocks: list[DGLBlock] = []
         sources = nodes
         for indptr, src, eids in reversed([*zip(*of_hops, strict=True)]):
@@ -332,30 +319,61 @@ class _UniformPlan:
                 self._types.block([relation], [sources], [sources], [num_dst], [eids], features)
             )
             sources = nodes[:num_dst]
-        return nodes, seeds, blocks
+        return nodes, blocks
+
+
+def has_uniform_fanouts(fanouts: Sequence[Any]) -> bool:
+    """Whether there is one for each layer, and each is an integer for all edge types."""
+    return bool(fanouts) and all(type(it) is int and -1 <= it < 1 << 63 for it in fanouts)
+
+
+def _started(plan: UniformPlan, g: DGLGraph, nodes: torch.Tensor) -> SampleFuture[Sampled | None]:
+    """A batch of a graph whose sampling a plan has started."""
+    device = nodes.device
+    index = _index_for(g, device)
+    seed, call = random.next_key()  # those of `new_key`
+    try:
+        future = plan.start(nodes, seed, 0, call)
+    except InvalidInputError as error:
+        raise as_dgl_error(error) from error
+
+    def sampled() -> Sampled | None:
+        if _index_for(g, device) is not index:
+            return None  # unpinned since
+        try:
+            hops = future.result()
+        except InvalidInputError as error:
+            raise as_dgl_error(error) from error
+        inputs, blocks = plan.blocks(hops, Features.of_graph(g, device))
+        return inputs, nodes, blocks
+
+    # The index keeps the plan, and not the other way round.
+    return SampleFuture(sampled)
 
 
 def _uniform_plan(
     g: DGLGraph, device: torch.device, fanouts: Sequence[Any], replace: bool
-) -> _UniformPlan | None:
+) -> UniformPlan | None:
     """The plan for a graph, which keeps it; None if there has to be more to it."""
     if len(g.ntypes) != 1:
         return None
     index = _index_for(g, device)
     if index is None or not index.schema.is_single:
         return None
-    plans: dict[Any, _UniformPlan] = index._cache.setdefault("uniform plans", {})
+    plans: dict[Any, UniformPlan] = index._cache.setdefault("uniform plans", {})
     key = g.canonical_etypes[0], device, tuple(fanouts), replace
     try:
         plan = plans.get(key)
     except TypeError:  # fanouts by edge type
         return None
     if plan is None:
-        if not key[2] or not all(type(it) is int and -1 <= it < 1 << 63 for it in key[2]):
+        if not has_uniform_fanouts(key[2]):
             return None
-        if len(plans) >= _MAX_PLANS:
+        if len(plans) >= MAX_PLANS:
             plans.clear()
-        plan = plans[key] = _UniformPlan(g, index, device, fanouts, replace)
+        view = edges_view(index.relations[0], "csc", device)
+        types = block_types(g.ntypes, g.canonical_etypes)
+        plan = plans[key] = UniformPlan(view, types, key[2], replace)
     return plan
 
 

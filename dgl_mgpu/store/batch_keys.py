@@ -27,26 +27,25 @@ class BatchKeys:
 
     def __init__(self, seed: int) -> None:
         # The epoch and the seed, in shared memory: persistent workers see the next ones, too.
-        self._state = torch.zeros(2, dtype=torch.int64).share_memory_()
-        self._calls = threading.local()
+        self.__setstate__(torch.zeros(2, dtype=torch.int64).share_memory_())
         self.seed = seed
 
     @property
     def epoch(self) -> int:
-        return int(self._state[0])
+        return int(self._numbers[0])
 
     @epoch.setter
     def epoch(self, value: int) -> None:
-        self._state[0] = value
+        self._numbers[0] = value
         self._calls.last = None
 
     @property
     def seed(self) -> int:
-        return int(self._state[1]) % (1 << 64)
+        return int(self._numbers[1]) % (1 << 64)
 
     @seed.setter
     def seed(self, value: int) -> None:
-        self._state[1] = (value + (1 << 63)) % (1 << 64) - (1 << 63)
+        self._numbers[1] = (value + (1 << 63)) % (1 << 64) - (1 << 63)
         self._calls.last = None
 
     def batch_key(self, seeds: Mapping[str, torch.Tensor]) -> SampleKey:
@@ -84,6 +83,7 @@ class BatchKeys:
 
     def __setstate__(self, state: torch.Tensor) -> None:
         self._state = state
+        self._numbers = state.numpy()  # of the same memory, for every batch
         self._calls = threading.local()
 
 
@@ -104,7 +104,7 @@ def _digest(seeds: Mapping[str, torch.Tensor]) -> int:
     """
     digest = hashlib.blake2b(digest_size=8)
     for ntype in sorted(seeds):
-        ids = seeds[ntype].to("cpu", torch.int64).numpy().view(np.uint64)
+        ids = seeds[ntype].cpu().numpy().astype(np.uint64)
         total = int(np.dot(ids, _weights(len(ids))))
         digest.update(f"{ntype} {len(ids)} {total} ".encode())
     return int.from_bytes(digest.digest(), "little")

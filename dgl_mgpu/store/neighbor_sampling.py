@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from dataclasses import replace as with_fields
 from functools import partial
 from typing import Any
@@ -12,6 +12,8 @@ import dgl
 import torch
 
 from dgl_mgpu.errors import InvalidInputError
+from dgl_mgpu.graph.blocks import block_types
+from dgl_mgpu.graph.dispatch import is_passed_as_tensor
 from dgl_mgpu.ops import (
     BlockEdges,
     EtypeBlock,
@@ -24,7 +26,13 @@ from dgl_mgpu.ops import (
     sample_etype_neighbors,
 )
 from dgl_mgpu.ops.sample_future import SampleFuture
-from dgl_mgpu.sampling.block_sampling import dgl_blocks, sample_hops_async
+from dgl_mgpu.sampling.block_sampling import (
+    MAX_PLANS,
+    UniformPlan,
+    dgl_blocks,
+    has_uniform_fanouts,
+    sample_hops_async,
+)
 from dgl_mgpu.sampling.seed_edges import IdFilter, keep
 from dgl_mgpu.store.batch_keys import BatchKeys
 from dgl_mgpu.store.edges import Edges
@@ -44,6 +52,11 @@ class StoreSampler:
     structure: GraphStructure
     features: GraphFeatures
     batch_keys: BatchKeys
+    _plans: dict[Any, UniformPlan] = field(default_factory=dict, init=False, repr=False)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Plans have addresses of this process.
+        return type(self), (self.structure, self.features, self.batch_keys)
 
     def sample_neighbors(
         self,
@@ -176,8 +189,45 @@ class StoreSampler:
         SampleFuture
             Of what :meth:`sample_blocks` returns.  Await it on the stream that was current here.
         """
+        if prob is None and exclude_edges is None and type(nodes) is torch.Tensor:
+            plan = self._uniform_plan(fanouts, replace)
+            if plan is not None and plan.takes(nodes) and is_passed_as_tensor(nodes):
+                return self._started(plan, nodes, nodes if on_host is None else on_host)
         hops = self.sample_hops_async(nodes, fanouts, prob, replace, exclude_edges, on_host=on_host)
         return hops.then(lambda hops: self.blocks_of(hops, nodes))
+
+    def _uniform_plan(self, fanouts: Sequence[Any], replace: bool) -> UniformPlan | None:
+        """What samples uniformly with as little of the host's time as may be; None if it cannot."""
+        structure = self.structure
+        if structure.others is not None or not structure.is_homogeneous:
+            return None
+        key = *fanouts, replace
+        try:
+            plan = self._plans.get(key)
+        except TypeError:  # fanouts by edge type
+            return None
+        (view,) = structure.views().values()
+        if plan is None or plan.view is not view:
+            if not has_uniform_fanouts(key[:-1]):
+                return None
+            if len(self._plans) >= MAX_PLANS:
+                self._plans.clear()
+            types = block_types(structure.ntypes, structure.canonical_etypes)
+            plan = self._plans[key] = UniformPlan(view, types, key[:-1], replace)
+        return plan
+
+    def _started(
+        self, plan: UniformPlan, nodes: torch.Tensor, on_host: Nodes
+    ) -> SampleFuture[SampledBlocks]:
+        key = self.batch_keys.batch_key(self.structure.nodes_by_ntype(on_host))
+        hops = plan.start(nodes, key.seed, key.epoch, key.batch)
+
+        def sampled() -> SampledBlocks:
+            self.structure.views()  # raises if the store was closed since
+            inputs, blocks = plan.blocks(hops.result(), self.features.of_blocks())
+            return inputs, nodes, blocks
+
+        return SampleFuture(sampled)
 
     def sample_hops_async(
         self,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
+import pickle
 import subprocess
 import sys
 from functools import partial
@@ -30,6 +32,7 @@ from dgl_mgpu.errors import (
     StoreClosedError,
     UnsupportedByStoreError,
 )
+from dgl_mgpu.graph.dispatch import tensor_backed_graphs
 from dgl_mgpu.ops.sample_future import SampleFuture
 from dgl_mgpu.ops.view import EIDS, PAIRED
 from dgl_mgpu.train.launch.launch import launch
@@ -378,6 +381,65 @@ def test_blocks_are_those_of_sampling_hop_by_hop():
             assert sorted(block.edata[dgl.EID].tolist()) == sorted(expected.tolist())
             assert torch.equal(block.dstdata[dgl.NID], nodes)
             nodes = block.srcdata[dgl.NID]
+
+
+@pytest.mark.parametrize("idtype", [torch.int32, torch.int64])
+def test_uniform_blocks_are_those_that_are_made_for_graphs_of_all_types(idtype):
+    """They are made in another way, of as few steps as may be."""
+    graph = dgl_mgpu.GlobalStore.from_dgl(power_law_graph(idtype=idtype)).graph
+    all_seeds = torch.arange(0, 800, 9), torch.tensor([7]), torch.arange(3)[:0]
+    with tensor_backed_graphs():
+        for seeds, fanouts, replace in itertools.product(
+            all_seeds, ([4, 3], (2,), [-1, 0, 2], []), (False, True)
+        ):
+            seeds, options = seeds.to(idtype), {"replace": replace}
+            inputs, outputs, blocks = graph.sample_blocks(seeds, fanouts, **options)
+            hops = graph.sample_hops_async(seeds, fanouts, **options).result()
+            expected = graph.blocks_of(hops, seeds)
+            assert outputs is seeds and torch.equal(inputs, expected[0])
+            for block, other in zip(blocks, expected[2], strict=True):
+                assert (block.ntypes, block.canonical_etypes) == (
+                    other.ntypes,
+                    other.canonical_etypes,
+                )
+                for one, two in zip(
+                    block.adj_tensors("csc"), other.adj_tensors("csc"), strict=True
+                ):
+                    assert torch.equal(one, two)
+                for frames in (lambda b: b.srcdata, lambda b: b.dstdata, lambda b: b.edata):
+                    assert frames(block).keys() == frames(other).keys()
+                    for name, column in frames(block).items():
+                        assert torch.equal(column, frames(other)[name])
+
+
+def test_uniform_sampling_takes_what_it_can_and_says_what_is_wrong():
+    store = dgl_mgpu.GlobalStore.from_dgl(power_law_graph())
+    graph, seeds = store.graph, torch.arange(9)
+    with tensor_backed_graphs():
+        expected = graph.sample_blocks(seeds, [3])[2][0].edata[dgl.EID]
+        for fanouts in ([{"_E": 3}], [3.0], [torch.tensor(3)], [np.int64(3)]):
+            found = graph.sample_blocks(seeds.int().long(), fanouts)[2][0]
+            assert torch.equal(found.edata[dgl.EID], expected)
+        for odd, error in (
+            (torch.tensor([0, 800]), IdOutOfRangeError),
+            (torch.tensor([-1]), IdOutOfRangeError),
+            (torch.tensor([[1], [2]]), InvalidInputError),
+            (torch.tensor([0.5]), InvalidInputError),
+        ):
+            with pytest.raises(error):
+                graph.sample_blocks(odd, [3])
+        for fanouts in ([-2], [2.5], [True], ["3"]):
+            with pytest.raises((InvalidInputError, TypeError)):
+                graph.sample_blocks(seeds, fanouts)
+        # Plans stay where their addresses are.
+        copied = pickle.loads(pickle.dumps(graph))
+        assert torch.equal(copied.sample_blocks(seeds, [3])[2][0].edata[dgl.EID], expected)
+        future = graph.sample_blocks_async(seeds, [3])
+        store.close()
+        with pytest.raises(StoreClosedError):
+            future.result()
+        with pytest.raises(StoreClosedError):
+            graph.sample_blocks(seeds, [3])
 
 
 def test_weights_of_shape_edges_by_one_are_a_vector():

@@ -1,0 +1,157 @@
+"""Where the host's time of a training step goes, statement by statement of an unmodified script.
+
+The script is that of ``unmodified_gpu``, with the time of the host taken between its statements.
+The loader's and the model's are this package's; the loss, ``zero_grad``, the optimizer's step and
+what a backward pass takes without the model are torch's alone, and in every script.
+
+    python -m benchmarks.host_time_gpu --out host_time_gpu.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+import dgl_mgpu
+
+import dgl  # isort: skip
+from dgl.dataloading import DataLoader, NeighborSampler  # isort: skip
+
+from benchmarks.gpu import PowerLaw, this_device
+from benchmarks.machine import keep
+from benchmarks.unmodified_gpu import (
+    CLASSES,
+    WARM_UP,
+    WINDOW,
+    Case,
+    made_graph,
+    require_captured,
+    sage,
+)
+
+CASES = Case(sage, 1024, (25, 10)), Case(sage, 1024, (15, 10, 5))
+STATEMENTS = "batch", "model", "loss", "zero_grad", "backward", "optimizer"
+
+
+def statements(
+    g: dgl.DGLGraph, case: Case, mode: str, steps: int
+) -> tuple[Mapping[str, float], float]:
+    """Microseconds of the host for each statement, and of a step with the GPU's; medians."""
+    torch.manual_seed(0)
+    dgl.seed(0)
+    dgl_mgpu.capture_models(mode == "captured")
+    device = this_device()
+    model = case.model(len(case.fanouts)).to(device)
+    optimizer = torch.optim.Adam(model.parameters(), 3e-3, fused=True)
+    seeds = torch.arange((steps + WARM_UP) * case.batch, dtype=g.idtype) % g.num_nodes()
+    sampler = NeighborSampler(case.fanouts, prefetch_node_feats=["feat"], prefetch_labels=["label"])
+    loader = DataLoader(g, seeds.to(device), sampler, batch_size=case.batch, device=device)
+    batches, taken, windows = iter(loader), [], []
+    for number in range(steps + WARM_UP):
+        if number >= WARM_UP and number % WINDOW == 0:
+            torch.cuda.synchronize()
+            windows.append(time.perf_counter())
+        times = [time.perf_counter()]
+        _, _, blocks = next(batches)
+        times.append(time.perf_counter())
+        scores = model(blocks, blocks[0].srcdata["feat"])
+        times.append(time.perf_counter())
+        loss = F.cross_entropy(scores, blocks[-1].dstdata["label"])
+        times.append(time.perf_counter())
+        optimizer.zero_grad()
+        times.append(time.perf_counter())
+        loss.backward()
+        times.append(time.perf_counter())
+        optimizer.step()
+        times.append(time.perf_counter())
+        if number >= WARM_UP:
+            taken.append(times)
+    torch.cuda.synchronize()
+    windows.append(time.perf_counter())
+    if mode == "captured":
+        require_captured(case)
+    dgl_mgpu.capture_models(False)
+    of_step = statistics.median(b - a for a, b in itertools.pairwise(windows)) / WINDOW
+    return _medians(STATEMENTS, taken), 1e6 * of_step
+
+
+def torchs_own(case: Case, steps: int) -> Mapping[str, float]:
+    """Microseconds of the host for torch's statements where the model's results are there."""
+    device = this_device()
+    model = case.model(len(case.fanouts)).to(device)
+    optimizer = torch.optim.Adam(model.parameters(), 3e-3, fused=True)
+    gradients = [torch.randn_like(parameter) for parameter in model.parameters()]
+    given = torch.randn(case.batch, CLASSES, device=device)
+    labels = torch.randint(CLASSES, (case.batch,), device=device)
+    taken = []
+    for _ in range(steps):
+        scores = given.detach().requires_grad_()
+        times = [time.perf_counter()]
+        loss = F.cross_entropy(scores, labels)
+        times.append(time.perf_counter())
+        optimizer.zero_grad()
+        times.append(time.perf_counter())
+        loss.backward()
+        times.append(time.perf_counter())
+        for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+            parameter.grad = gradient
+        before = time.perf_counter()
+        optimizer.step()
+        times.append(times[-1] + time.perf_counter() - before)
+        taken.append(times)
+    return _medians(STATEMENTS[2:], taken)
+
+
+def _medians(names: Sequence[str], taken: Sequence[Sequence[float]]) -> dict[str, float]:
+    return {
+        name: 1e6 * statistics.median(times[at + 1] - times[at] for times in taken)
+        for at, name in enumerate(names)
+    }
+
+
+def main() -> None:
+    """Print the host's time of each statement, and keep it in a file."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--nodes", type=int, default=5_000_000)
+    parser.add_argument("--edges", type=int, default=80_000_000)
+    parser.add_argument("--steps", type=int, default=240)
+    parser.add_argument("--turns", type=int, default=2)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    g = made_graph(*PowerLaw(options.nodes, options.edges).csc(this_device(), torch.int32))
+    rows: list[dict[str, Any]] = []
+    for case in CASES:
+        found: dict[str, list[Any]] = {"eager": [], "captured": []}
+        for _ in range(options.turns):
+            for mode, turns in found.items():
+                turns.append(statements(g, case, mode, options.steps))
+        own = torchs_own(case, options.steps)
+        for mode, turns in found.items():
+            host = {name: statistics.median(each[name] for each, _ in turns) for name in STATEMENTS}
+            step = statistics.median(of_step for _, of_step in turns)
+            rows.append(
+                {
+                    "case": f"{case.name}, {mode}",
+                    "host_us": host,
+                    "host_total_us": sum(host.values()),
+                    "step_us": step,
+                    "torchs_own_us": own,
+                    "turns": [{"host_us": each, "step_us": of} for each, of in turns],
+                }
+            )
+            cells = " ".join(f"{name} {host[name]:.0f}" for name in STATEMENTS)
+            print(f"{rows[-1]['case']:36} {step:6.0f} us: {cells}", flush=True)
+            keep(options, rows)
+        print(f"{'torch alone':46} {' '.join(f'{name} {of:.0f}' for name, of in own.items())}")
+
+
+if __name__ == "__main__":
+    main()
