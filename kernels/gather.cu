@@ -321,10 +321,12 @@ __global__ void __launch_bounds__(kThreads) gather_cast(Request<Seed, Position> 
 }
 
 // Rows of a tensor, those with the numbers `ids`, one after the other; zeros for what is no row.
+// They lie in the order of their positions.
 template <typename Seed>
 struct Picked {
   char* out;
   const char* table;
+  Positions positions;
   const Seed* ids;
   int64 count;
   int64 num_rows;
@@ -360,8 +362,9 @@ __device__ __forceinline__ void pick_rows(const Picked<Seed>& picked, int64* fau
     const int64 mine = start + min(lane, rows - 1), id = picked.ids[mine];
     const bool is_row = id >= 0 && id < picked.num_rows;
     if (!is_row) report_bad_id(fault, id, picked.num_rows);
+    const int64 at = is_row ? picked.positions.Of(id) : 0;
     copy_rows<Copy<Vector>, kUnroll>(
-        is_row ? reinterpret_cast<int64>(picked.table + id * picked.row_bytes) : 0,
+        is_row ? reinterpret_cast<int64>(picked.table + at * picked.row_bytes) : 0,
         reinterpret_cast<int64>(picked.out + mine * picked.row_bytes), rows, shape);
   }
 }

@@ -633,15 +633,18 @@ def _pick(picks: Sequence[Pick], device: torch.device) -> None:
         ids = ids.contiguous()
         kept.append(ids)
         row_bytes, to = num_bytes // count, out.data_ptr()
+        position = entry_bytes = 0
         if isinstance(rows, RowView):
             table, num_rows = rows.address, rows.num_rows
+            if rows.position.shape[0]:
+                position, entry_bytes = rows.position.data_ptr(), rows.position.itemsize
         else:
             table, num_rows = rows.data_ptr(), rows.shape[0]
         vector = row_bytes | to | table | 16
         vector &= -vector  # the largest power of two that divides all of them
         blocks, warp_rows = launch_shape(kernel, count, device, 0)
         words += (
-            to, table, ids.data_ptr(), count, num_rows, row_bytes, vector,
+            to, table, position, entry_bytes, ids.data_ptr(), count, num_rows, row_bytes, vector,
             row_slots(row_bytes, vector), warp_rows, first_block, blocks,
         )  # fmt: skip
         first_block += blocks

@@ -143,7 +143,8 @@ class RowView:
     disk : DiskRows, optional
         What reads the rows that kernels cannot.
     address : int
-        Of row 0, if all rows follow each other from there in the order of their ids; 0 otherwise.
+        Of the first row, if all rows follow each other from there in the order of their positions;
+        0 otherwise.
     """
 
     tiers: Tensor

@@ -362,6 +362,11 @@ def test_rows_of_several_tables_are_picked_at_once(where, count, monkeypatch):
     assert cuda.can_be_picked(ids, view)
     picks.insert(0, cuda.to_be_picked(ids, view))
     expected.insert(0, rows[ids])
+    for dtype in (torch.int32, torch.int64):
+        position = torch.randperm(60, device=where)
+        elsewhere = replace(view, position=position.to(dtype))
+        picks.append(cuda.to_be_picked(ids, elsewhere))
+        expected.append(rows[position[ids]])
     cuda.pick_all(picks)
     for (out, _, _), rows in zip(picks, expected, strict=True):
         assert torch.equal(out, rows)

@@ -91,8 +91,7 @@ class Table:
         )
         on_disk = [self.plan.tiers[shard.tier].memory == "disk" for shard in shards]
         if not any(on_disk) or view.row_bytes == 0:
-            is_in_order = len(shards) == 1 and self._position is None
-            address = int(pointers[0, 0]) if is_in_order else 0
+            address = int(pointers[0, 0]) if len(shards) == 1 else 0
             return dataclasses.replace(view, host_reads=HostReads(), address=address)
         disk = RowView(
             tiers, pointers[:, 0].contiguous(), view.num_rows, view.row_shape, view.dtype,
