@@ -312,6 +312,6 @@ def test_fanouts_are_numbers_of_any_kind(kind):
 def test_a_graph_keeps_few_plans_of_sampling():
     with tensor_backed_graphs():
         g = node_graph("cpu")
-        for fanout in range(3 * block_sampling._MAX_PLANS):
+        for fanout in range(3 * block_sampling.MAX_PLANS):
             NeighborSampler([fanout]).sample(g, torch.arange(5))
-    assert len(g._graph._cache["uniform plans"]) <= block_sampling._MAX_PLANS
+    assert len(g._graph._cache["uniform plans"]) <= block_sampling.MAX_PLANS
