@@ -299,8 +299,11 @@ class _Calls(TorchDispatchMode):
         # An index of booleans is made into one of places.
         name, is_index = func.overloadpacket.__name__, func.overloadpacket.__name__ == "index"
         by_mask = is_index and any(it is not None and it.dtype == torch.bool for it in args[1])
-        self._counts["waits"] += name in _WAITS or by_mask
-        return func(*args, **(kwargs or {}))
+        before = self._counts["waits"]
+        result = func(*args, **(kwargs or {}))
+        # Not what an operator does on the CPU.
+        self._counts["waits"] = before + (name in _WAITS or by_mask)
+        return result
 
 
 @contextlib.contextmanager

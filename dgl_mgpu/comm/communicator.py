@@ -126,18 +126,23 @@ class Communicator:
         return [message.join().to(device) for message in messages]
 
     def all_to_all(
-        self, rows: torch.Tensor, sending: Sequence[int], receiving: Sequence[int]
+        self,
+        rows: torch.Tensor,
+        sending: Sequence[int] | None = None,
+        receiving: Sequence[int] | None = None,
     ) -> torch.Tensor:
         """Send each rank its rows, and return those that the ranks send here, by rank.
 
         From GPU to GPU (NCCL) where every rank has ``rows`` on a GPU of its own, else over the
         hosts (gloo).  ``rows``, of shape (n, ...), are contiguous and have the same dtype and row
-        shape on all ranks.  ``sending`` and ``receiving`` count those for and from each rank.
+        shape on all ranks.  ``sending`` and ``receiving`` count those for and from each rank; left
+        out, they are as many for and from all.
         """
         if self.size == 1:
             return rows
         numbers = as_bytes(rows)
-        received = numbers.new_empty(sum(receiving), numbers.shape[1])
+        count = len(rows) if receiving is None else sum(receiving)
+        received = numbers.new_empty(count, numbers.shape[1])
         direct = self._has_own_gpus(rows.device)
         if numbers.shape[1]:
             sent = numbers if direct else numbers.cpu()
@@ -146,8 +151,8 @@ class Communicator:
                 lambda group: dist.all_to_all_single(
                     arrived,
                     sent,
-                    list(receiving),
-                    list(sending),
+                    receiving,
+                    sending,
                     group=self._gpu_group if direct else group.group,
                 )
             )

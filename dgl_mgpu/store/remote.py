@@ -1,26 +1,34 @@
 """Rows and neighbours that other machines keep, asked of them in rounds of all ranks.
 
-In a round each rank sends the ids that it misses, distinct and in ascending order, so by owner, to
-the rank at its own place of each machine; it answers what it is asked, and puts the answers where
-they belong.  A hop is a round, of all edge types, and so are the rows of a feature.  Every rank
-takes part in every round and asks for the same: one that misses nothing, or has no seeds at all,
-asks for no ids.  A rank that cannot ask says so in its place.
+In a round each rank sends the ids that it misses to their owners, the rank at its own place of each
+machine; it answers what it is asked, and puts the answers where they belong.  A hop is a round, of
+all edge types, and so are the rows of a feature.  Every rank takes part in every round and asks for
+the same: one that misses nothing, or has no seeds at all, asks for no ids.  A rank that cannot ask
+says so in its place.
+
+For a sample a rank asks itself, too: it is answered as the others are.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import replace as with_fields
-from typing import NoReturn, TypeVar
+from typing import NamedTuple, NoReturn, Protocol, TypeVar
 
 import torch
 
 from dgl_mgpu.comm.communicator import Communicator, error_text, rank_failed
-from dgl_mgpu.comm.messages import Messages, Received
-from dgl_mgpu.errors import DGLMGPUError, InvalidInputError, UnsupportedByStoreError
+from dgl_mgpu.comm.messages import Messages, Received, head_elements, to_device
+from dgl_mgpu.errors import (
+    DGLMGPUError,
+    IdOutOfRangeError,
+    InvalidInputError,
+    UnsupportedByStoreError,
+)
 from dgl_mgpu.ops import (
     GraphView,
     RowView,
@@ -29,8 +37,15 @@ from dgl_mgpu.ops import (
     gather_rows,
     sample_neighbors,
 )
-from dgl_mgpu.ops.check import check_ids, fanout_of, raise_at_id_outside
-from dgl_mgpu.utils.rows import as_bytes
+from dgl_mgpu.ops.check import check_ids, fanout_of, raise_at_bad_id, raise_at_id_outside
+from dgl_mgpu.ops.requests import (
+    NOTES,
+    Owners,
+    RequestMessages,
+    RequestOptions,
+    head_words,
+    write_requests,
+)
 from dgl_mgpu.utils.types import CanonicalEtype
 
 T = TypeVar("T")
@@ -44,77 +59,123 @@ _TOP = 1 << 63
 
 
 @dataclass(frozen=True)
-class _Missing:
-    """Which of some ids are kept here, and the others as they are asked for.
+class _Wanted:
+    """Ids of a node type of which a round asks for something, and where what is here of it is."""
 
-    ``here`` and ``there`` are places among the ids; those ``there`` are ``ids[inverse]``, where
-    ``ids`` are distinct and by machine, ``counts`` of each.
-    """
-
-    here: torch.Tensor
-    there: torch.Tensor
     ids: torch.Tensor
-    inverse: torch.Tensor
-    counts: list[int]
+    view: RowView | GraphView
+    ntype: str
+
+
+class _Counts(NamedTuple):
+    """Elements of messages by type of edges and by machine, of a type and of those before."""
+
+    sent: list[list[int]]
+    received: list[list[int]]
+    to_others: int  # of what all machines send each other
 
 
 @dataclass(frozen=True)
-class _Edges:
-    """The edges of each type that this machine has, and weights of those types that have some."""
+class _Asked:
+    """What a round asks for: ``ids`` of each machine, (machines, room), are asked here.
 
-    views: Mapping[CanonicalEtype, GraphView]
-    weights: Mapping[CanonicalEtype, RowView]
-
-
-@dataclass(frozen=True)
-class _Request:
-    """Edges that a rank asks another one for, by edge type: of how many ids, and the fanouts.
-
-    The key is that of whoever asks: a sample depends on it and on the node.
+    ``places`` are, for this machine's ids of each type, those of their answers, as
+    :func:`dgl_mgpu.ops.requests.write_requests` gives them.
     """
 
-    key: SampleKey
-    replace: bool
-    counts: list[int]
-    fanouts: list[int]
+    keys: list[SampleKey]  # by machine: a sample depends on whoever asks, and on the node
+    ids: torch.Tensor
+    counts: _Counts
+    places: Sequence[torch.Tensor] = ()
 
-    @staticmethod
-    def num_words(num_etypes: int) -> int:
-        return 5 + 2 * num_etypes
+    def of_type(self, number: int) -> list[torch.Tensor]:
+        """The ids of a type that each machine asks for."""
+        received = self.counts.received
+        before = received[number - 1] if number else [0] * len(self.ids)
+        return [
+            ids[begin:end]
+            for ids, begin, end in zip(self.ids, before, received[number], strict=True)
+        ]
 
-    def words(self) -> list[int]:
-        """As int64, which a key's numbers exceed."""
-        key = self.key
-        numbers = [(number ^ _TOP) - _TOP for number in (key.seed, key.epoch, key.batch, key.hop)]
-        return [*numbers, int(self.replace), *self.counts, *self.fanouts]
 
-    @classmethod
-    def read(cls, words: list[int]) -> _Request:
-        counts_and_fanouts = words[5:]
-        num_etypes = len(counts_and_fanouts) // 2
-        return cls(
-            SampleKey(*(number % (2 * _TOP) for number in words[:4])),
-            bool(words[4]),
-            counts_and_fanouts[:num_etypes],
-            counts_and_fanouts[num_etypes:],
+#: Sampled edges of each type, and of it by machine.
+_Edges = list[list[SampledNeighbors]]
+
+
+class _Parts(Protocol):
+    """What a rank sends to each machine, but for the heads of its messages."""
+
+    @property
+    def ends(self) -> list[list[int]]:
+        """How many elements, by type of edges and by machine, of a type and of those before."""
+
+    def write(self, messages: torch.Tensor) -> None:
+        """Write what there is room for to the messages, (machines, elements)."""
+
+
+@dataclass(frozen=True)
+class _Vectors:
+    """Elements for each machine, one after the other."""
+
+    data: torch.Tensor
+    lengths: list[int]
+
+    @property
+    def ends(self) -> list[list[int]]:
+        return [self.lengths]
+
+    def write(self, messages: torch.Tensor) -> None:
+        for message, part in zip(messages, self.data.split(self.lengths), strict=True):
+            message[: len(part)] = part[: len(message)]
+
+
+@dataclass(frozen=True)
+class _Samples:
+    """Edges of each type for each machine: degrees of the ids, neighbors, and edge ids.
+
+    There is room for the degrees of ``num_ids``, of all types, and for as many neighbors as edge
+    ids.
+    """
+
+    asked: _Asked
+    edges: _Edges
+
+    @property
+    def ends(self) -> list[list[int]]:
+        sizes = ([len(edges.eids) for edges in of_type] for of_type in self.edges)
+        return list(
+            itertools.accumulate(sizes, lambda a, b: list(map(sum, zip(a, b, strict=True))))
         )
 
-    def sample(self, edges: _Edges, ids: torch.Tensor) -> list[SampledNeighbors]:
-        """The edges of each type; ``ids`` has those of all types one after the other."""
-        return [
-            sample_neighbors(
-                view,
-                of_type,
-                fanout,
-                with_fields(self.key, etype=number),
-                replace=self.replace,
-                weights=edges.weights.get(etype),
-            )
-            for number, ((etype, view), of_type, fanout) in enumerate(
-                zip(edges.views.items(), ids.split(self.counts), self.fanouts, strict=True)
-            )
-            if len(of_type)
-        ]
+    def write(self, messages: torch.Tensor) -> None:
+        degrees, neighbors, eids = _split(messages, self.asked.ids.shape[1])
+        for machine in range(len(messages)):
+            id_ends = [of[machine] for of in self.asked.counts.received]
+            edge_ends = [of[machine] for of in self.ends]
+            for edges, ids_end, end in zip(
+                (of_type[machine] for of_type in self.edges), id_ends, edge_ends, strict=True
+            ):
+                begin, end = end - len(edges.eids), min(end, neighbors.shape[1])
+                num_ids, count = len(edges.indptr) - 1, max(0, end - begin)
+                degrees[machine, ids_end - num_ids : ids_end] = edges.indptr.diff()
+                neighbors[machine, begin:end] = edges.neighbors[:count]
+                eids[machine, begin:end] = edges.eids[:count]
+
+
+def _split(messages: torch.Tensor, num_ids: int) -> tuple[torch.Tensor, ...]:
+    """Degrees, neighbors and edge ids."""
+    room = (messages.shape[1] - num_ids) // 2
+    return tuple(messages.split([num_ids, room, room], 1))
+
+
+class GatheredRows(NamedTuple):
+    """Rows of nodes, wherever they were."""
+
+    rows: torch.Tensor
+    #: Where those that this machine had were read: the last segments of a view, and ids there.
+    view: RowView
+    ids: torch.Tensor
+    num_received: int  # that other machines sent
 
 
 @dataclass(frozen=True)
@@ -127,7 +188,7 @@ class RemoteTable:
 
     def gather(
         self, view: RowView, ids: torch.Tensor, dtype: torch.dtype, out: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor, int]:
+    ) -> GatheredRows:
         """As :meth:`OtherMachines.gather`."""
         return self.others.gather(self.name, self.ntype, view, ids, dtype, out)
 
@@ -137,7 +198,7 @@ class OtherMachines:
 
     ``machines`` are the ranks at this one's place of each, and ``bounds`` the first node of each
     machine, by node type (:mod:`dgl_mgpu.store.span`).  ``largest`` is the most that an id of a
-    node or edge can be.
+    node or edge can be, and ``max_types`` how many types of edges are sampled together.
     """
 
     def __init__(
@@ -145,22 +206,27 @@ class OtherMachines:
         machines: Communicator,
         bounds: Mapping[str, list[int]],
         largest: int,
+        max_types: int,
         device: torch.device,
     ) -> None:
         self._machines, self._device = machines, device
         #: Of ids as they are sent.
         self._dtype = torch.int32 if largest <= torch.iinfo(torch.int32).max else torch.int64
-        self._messages = Messages(machines)
+        self._head_words = head_words(machines.size, max_types)
+        self._head_elements = head_elements(self._head_words, self._dtype)
+        self._messages = Messages(machines, self._head_words)
         self._owned = {
             ntype: range(*firsts[machines.rank : machines.rank + 2])
             for ntype, firsts in bounds.items()
         }
         #: What the last round was for, which tells what the next is like.
         self._last = ""
-        self._bounds = {
-            ntype: torch.tensor(firsts, dtype=self._dtype, device=device)
+        self._owners = {
+            ntype: Owners(torch.tensor(firsts, device=device), machines.rank)
             for ntype, firsts in bounds.items()
         }
+        #: Of tables, their tiers behind those of what is received, and for how much room these are.
+        self._tiers: dict[tuple[str, str], tuple[torch.Tensor, int, torch.Tensor]] = {}
 
     def __reduce__(self) -> NoReturn:
         raise UnsupportedByStoreError(
@@ -184,23 +250,19 @@ class OtherMachines:
 
         ``rows``, of this one, are anywhere; the result is on the store's device.
         """
-        what, owned = f"gather {name}", self._owned[ntype]
+        what, owned, owners = f"gather {name}", self._owned[ntype], self._owners[ntype]
         with self._told(what):
             ids = check_ids(ids, what, self._device)
-            raise_at_id_outside(ids, int(self._bounds[ntype][-1]), what)
-        missing = self._elsewhere((ids >= owned.start) & (ids < owned.stop), ntype, ids)
-        asked, is_needed = self._ask(what, missing.ids, missing.counts)
-
-        def of(nodes: torch.Tensor) -> torch.Tensor:
-            places = nodes.to(rows.device, torch.int64) - owned.start
-            return rows.index_select(0, places).to(self._device)
-
-        if not is_needed:
-            return of(ids)
-        received = self._machines.all_to_all(of(asked.data), asked.lengths, missing.counts)
-        found = received.new_empty(len(ids), *rows.shape[1:])
-        found[missing.here] = of(ids[missing.here])
-        found[missing.there] = received[missing.inverse]
+            raise_at_id_outside(ids, int(owners.bounds[-1]), what)
+        machine = torch.searchsorted(owners.bounds[1:-1], ids.long(), right=True)
+        order = machine.argsort(stable=True)
+        counts = machine.bincount(minlength=self._machines.size).tolist()
+        asked, lengths = self._ask_vectors(what, _Vectors(ids[order].to(self._dtype), counts))
+        places = asked.to(rows.device, torch.int64) - owned.start
+        answer = rows.index_select(0, places).to(self._device)
+        received = self._machines.all_to_all(answer, lengths, counts)
+        found = torch.empty_like(received)
+        found[order] = received
         return found
 
     def run_all(self, what: str, step: Callable[[], T]) -> T:
@@ -220,37 +282,64 @@ class OtherMachines:
         ids: torch.Tensor,
         dtype: torch.dtype,
         out: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor, int]:
+    ) -> GatheredRows:
         """Rows of nodes, wherever they are; collective.
 
         ``view`` are those that this machine has; other parameters are those of
         :func:`dgl_mgpu.ops.gather_rows`, and the feature's name and its node type.
-
-        Returns
-        -------
-        rows : Tensor, ``dtype``, shape (n, *row_shape)
-        here : Tensor, shape (m,)
-            The ids of those that this machine keeps.
-        num_received : int
-            Rows that other machines sent.
         """
         what = f"gather rows of '{name}'"
         with self._told(what):
             ids = check_ids(ids, what, view.tiers.device)
-            missing = self._missing(view, ntype, ids, what)
-        asked, is_needed = self._ask(what, missing.ids, missing.counts)
-        here = ids[missing.here]
-        if not is_needed:
-            return gather_rows(view, ids, out=out, dtype=dtype), here, 0
-        answer = gather_rows(view, asked.data, dtype=view.dtype)
-        received = self._machines.all_to_all(answer, asked.lengths, missing.counts)
-        if out is None:
-            out = torch.empty(len(ids), *view.row_shape, dtype=dtype, device=ids.device)
-        # As bytes, since torch does not index all types.
-        into = as_bytes(out)
-        into[missing.here] = as_bytes(gather_rows(view, here, dtype=dtype))
-        into[missing.there] = as_bytes(received.to(dtype))[missing.inverse]
-        return out, here, len(received)
+        # Kernels cannot read what is on disk: such rows are this machine's answer to itself.
+        all_are_received = view.disk is not None
+        asked = self._ask(what, [_Wanted(ids, view, ntype)], None, sends_own=all_are_received)
+        if not asked.counts.to_others:
+            return GatheredRows(gather_rows(view, ids, out=out, dtype=dtype), view, ids, 0)
+        (places,), (sent,), (received,) = asked.places, asked.counts.sent, asked.counts.received
+        parts = asked.of_type(0)
+        answer = gather_rows(view, torch.cat(parts), dtype=view.dtype)
+        rows = self._machines.all_to_all(answer, received, sent)
+        both = self._with_received((name, ntype), view, rows, sent, asked.ids.shape[1])
+        found = gather_rows(both, places, out=out, dtype=dtype)
+        if all_are_received:
+            mine = self._machines.rank
+            return GatheredRows(found, view, parts[mine], len(rows) - len(parts[mine]))
+        return GatheredRows(found, both, places, len(rows))
+
+    def _with_received(
+        self,
+        table: tuple[str, str],
+        view: RowView,
+        received: torch.Tensor,
+        counts: list[int],
+        room: int,
+    ) -> RowView:
+        """Rows received of machines, as many as are counted, each in a tier; then those here."""
+        first = len(counts) * room
+        known = self._tiers.get(table)
+        if known is not None and known[0] is view.tiers and known[1] == room:
+            both = known[2]
+        else:
+            of_machines = [
+                [machine * room, (machine + 1) * room, 1, machine] for machine in range(len(counts))
+            ]
+            here = view.tiers + to_device([first, first, 0, len(counts)], view.tiers.device)
+            both = torch.cat([to_device(of_machines, view.tiers.device), here])
+            self._tiers[table] = view.tiers, room, both
+        begins = itertools.accumulate(counts[:-1], initial=0)
+        addresses = [received.data_ptr() + begin * view.row_bytes for begin in begins]
+        return with_fields(
+            view,
+            tiers=both,
+            pointers=torch.cat([to_device(addresses, view.pointers.device), view.pointers]),
+            num_rows=first + view.num_rows,
+            position=view.position[:0],
+            owner=(view.owner, received),
+            host_start=view.host_start if view.host_start < 0 else first + view.host_start,
+            disk=None,
+            address=0,
+        )
 
     def sample_etype_neighbors(
         self,
@@ -267,39 +356,54 @@ class OtherMachines:
 
         ``weights`` are those of feature ``prob``, of all edges.
         """
-        what = f"sample hop {key.hop}" + ("" if prob is None else f" by '{prob}'")
-        etypes, edges = list(views), _Edges(views, weights)
+        etypes = list(views)
         none = torch.empty(0, dtype=next(iter(views.values())).idtype, device=self._device)
+        what = f"sample hop {key.hop}" + ("" if prob is None else f" by '{prob}'")
         with self._told(what):
             ids = [check_ids(seeds.get(etype, none), what, self._device) for etype in etypes]
             wanted = [fanout_of(fanouts, etype, what) if etype in seeds else 0 for etype in etypes]
-            missing = [
-                self._missing(view, etype[2], of_type, what)
+        what += f": {', '.join(map(str, wanted))} neighbors" + (", with replacement" * replace)
+        asked = self._ask(
+            what,
+            [
+                _Wanted(of_type, view, etype[2])
                 for (etype, view), of_type in zip(views.items(), ids, strict=True)
+            ],
+            key,
+            sends_own=True,
+        )
+
+        def sample(keys: Sequence[SampleKey], ids: Sequence[Sequence[torch.Tensor]]) -> _Edges:
+            """The edges of each type and of the ids of each machine, by its key."""
+            return [
+                [
+                    sample_neighbors(
+                        view,
+                        of_machine,
+                        fanout,
+                        with_fields(of, etype=number),
+                        replace=replace,
+                        weights=weights.get(etype),
+                    )
+                    for of, of_machine in zip(keys, of_type, strict=True)
+                ]
+                for number, ((etype, view), of_type, fanout) in enumerate(
+                    zip(views.items(), ids, wanted, strict=True)
+                )
             ]
-        parts = [each.ids.split(each.counts) for each in missing]
-        asking: list[list[int]] = []
-        pieces: list[torch.Tensor] = []
-        lengths: list[int] = []
-        for of_machine in zip(*parts, strict=True):
-            asking.append([len(part) for part in of_machine])
-            count = sum(asking[-1])
-            words = _Request(key, replace, asking[-1], wanted).words() if count else []
-            head = torch.tensor(words, dtype=torch.int64).view(self._dtype)
-            pieces += head.to(self._device), *of_machine
-            lengths.append(len(head) + count)
-        asked, is_needed = self._ask(what, torch.cat(pieces), lengths)
-        here = [of_type[each.here] for of_type, each in zip(ids, missing, strict=True)]
-        counts = [len(of_type) for of_type in here]
-        request = _Request(key, replace, counts, wanted)
-        received: Received | None = None
-        if is_needed:
-            mine, received = self._answered(
-                what, lambda: (request.sample(edges, torch.cat(here)), self._answers(edges, asked))
+
+        if asked.counts.to_others:
+            by_machine = [asked.of_type(number) for number in range(len(etypes))]
+            _, received = self._answered(
+                what,
+                lambda: (None, _Samples(asked, sample(asked.keys, by_machine))),
+                asked.ids.shape[1],
+                2,
             )
+            ends = self._counts(received, len(etypes)).received
+            found = _joined(asked, self._data(received), ends, none)
         else:
-            mine = request.sample(edges, torch.cat(here))
-        found = _joined(none, ids, missing, mine, asking, received)
+            found = [edges for (edges,) in sample([key], [[of_type] for of_type in ids])]
         return {
             etype: sampled for etype, sampled in zip(etypes, found, strict=True) if etype in seeds
         }
@@ -323,27 +427,28 @@ class OtherMachines:
         is_here = position[nodes.clamp(min=0)] >= 0 if len(position) else nodes >= 0
         here = (is_here & (nodes >= 0)).nonzero()[:, 0]
         there = (~is_here & (nodes >= 0)).nonzero()[:, 0]
-        owners = torch.searchsorted(self._bounds[ntype][1:-1].long(), nodes[there], right=True)
+        bounds = self._owners[ntype].bounds
+        owners = torch.searchsorted(bounds[1:-1], nodes[there], right=True)
         there = there[owners.argsort(stable=True)]
         counts = owners.bincount(minlength=self._machines.size).tolist()
         # A draw has 64 bits, which are two elements where ids have 32.
         picks = draws[there][:, None].view(self._dtype)
-        width = 1 + torch.int64.itemsize // self._dtype.itemsize
         rows = torch.cat([nodes[there].to(self._dtype)[:, None], picks], 1)
-        asked, _ = self._ask(what, rows.flatten(), [count * width for count in counts])
+        width = rows.shape[1]
+        asked, lengths = self._ask_vectors(
+            what, _Vectors(rows.flatten(), [count * width for count in counts])
+        )
 
-        def taken() -> tuple[tuple[torch.Tensor, torch.Tensor], list[torch.Tensor]]:
-            mine, of_others = step(nodes[here], draws[here]), asked.data.view(-1, width)
+        def taken() -> _Vectors:
+            of_others = asked.view(-1, width)
             picks = of_others[:, 1:].clone(memory_format=torch.contiguous_format)
-            answer = torch.stack(step(of_others[:, 0].long(), picks.view(torch.int64)[:, 0]), 1).to(
-                self._dtype
-            )
-            lengths = [length // width for length in asked.lengths]
-            return mine, [part.flatten() for part in answer.split(lengths)]
+            answer = torch.stack(step(of_others[:, 0].long(), picks.view(torch.int64)[:, 0]), 1)
+            return _Vectors(answer.to(self._dtype).flatten(), [2 * n // width for n in lengths])
 
+        mine, received = self._answered(what, lambda: (step(nodes[here], draws[here]), taken()))
         to, along = torch.full_like(nodes, -1), torch.full_like(nodes, -1)
-        (to[here], along[here]), received = self._answered(what, taken)
-        to[there], along[there] = received.data.view(-1, 2).long().T
+        to[here], along[here] = mine
+        to[there], along[there] = self._vectors(received).view(-1, 2).long().T
         return to, along
 
     def check_weights(self, view: GraphView, weights: RowView) -> None:
@@ -365,98 +470,153 @@ class OtherMachines:
 
         self._machines.run_all("check sampling weights", check)
 
-    def _answered(
-        self, what: str, sample: Callable[[], tuple[T, list[torch.Tensor]]]
-    ) -> tuple[T, Received]:
-        """What is sampled here for this rank, and what others send it; all raise if one cannot."""
-        try:
-            mine, answers = sample()
-        except DGLMGPUError as error:
-            nothing = torch.empty(0, dtype=self._dtype, device=self._device)
-            self._messages.exchange(what, (_FAILED,), nothing, [0] * self._machines.size)
-            self._machines.all_gather((what, error_text(error)))
-            raise
-        lengths = [len(answer) for answer in answers]
-        received = self._messages.exchange(what, (_OK,), torch.cat(answers), lengths)
-        if any(state != _OK for (state,) in received.notes):
-            self._raise_unlike(what)
-        return mine, received
-
-    def _answers(self, edges: _Edges, asked: Received) -> list[torch.Tensor]:
-        """What each rank asks for: numbers of edges, neighbours and edge ids, of all types."""
-        num_words = _Request.num_words(len(edges.views))
-        width = num_words * torch.int64.itemsize // self._dtype.itemsize
-        parts = asked.data.split(asked.lengths)
-        words = torch.cat([part[:width] for part in parts]).view(torch.int64).tolist()
-        answers = []
-        for part in parts:
-            if not len(part):
-                answers.append(part)
-                continue
-            request, words = _Request.read(words[:num_words]), words[num_words:]
-            sampled = request.sample(edges, part[width:])
-            answers.append(
-                torch.cat(
-                    [
-                        *(each.indptr.diff() for each in sampled),
-                        *(each.neighbors for each in sampled),
-                        *(each.eids for each in sampled),
-                    ]
-                ).to(self._dtype)
-            )
-        return answers
-
-    def _missing(
-        self, view: RowView | GraphView, ntype: str, ids: torch.Tensor, what: str
-    ) -> _Missing:
-        """Which ids are not kept here.  Raises IdOutOfRangeError."""
-        raise_at_id_outside(ids, view.num_rows, what)
-        position = view.position
-        # Of rows that are all here there may be no positions.
-        is_here = (
-            position[ids.long()] >= 0 if len(position) else torch.ones_like(ids, dtype=torch.bool)
-        )
-        return self._elsewhere(is_here, ntype, ids)
-
-    def _elsewhere(self, is_here: torch.Tensor, ntype: str, ids: torch.Tensor) -> _Missing:
-        """Those of some nodes that are not here, as their owners are asked for them."""
-        there = (~is_here).nonzero()[:, 0]
-        distinct, inverse = torch.unique(ids[there].to(self._dtype), return_inverse=True)
-        ends = torch.searchsorted(distinct, self._bounds[ntype])
-        return _Missing(is_here.nonzero()[:, 0], there, distinct, inverse, ends.diff().tolist())
-
     @contextlib.contextmanager
     def _told(self, what: str) -> Iterator[None]:
         """Have all ranks told of an error before this one asks for anything."""
         try:
             yield
         except DGLMGPUError as error:
-            nothing = torch.empty(0, dtype=self._dtype, device=self._device)
-            self._exchange(what, _FAILED, nothing, [0] * self._machines.size)
-            self._last = ""
-            self._machines.all_gather((what, error_text(error)))
-            raise
+            self._exchange(("after", self._last), what, None)
+            self._raise(what, error)
 
-    def _ask(self, what: str, data: torch.Tensor, lengths: Sequence[int]) -> tuple[Received, bool]:
-        """Tell all ranks what this one asks for, and learn what they do, and whether any does."""
-        asked = self._exchange(what, _OK, data, lengths)
-        mine = [_OK, _number(what)]
-        self._last = what
-        if any(note[:2] != mine for note in asked.notes):
-            self._last = ""
+    def _ask(
+        self, what: str, wanted: Sequence[_Wanted], key: SampleKey | None, *, sends_own: bool
+    ) -> _Asked:
+        """Ask the owners of ids, and learn what they all ask for."""
+        places: list[torch.Tensor] = []
+        notes, size = _notes(_OK, what, key), self._machines.size
+
+        def write(room: int) -> torch.Tensor:
+            counts = torch.zeros(len(wanted), size + 2, dtype=torch.int64, device=self._device)
+            to = RequestMessages(self._new_messages(room), counts, self._head_words)
+            places[:] = [
+                write_requests(
+                    to,
+                    each.ids,
+                    each.view.position,
+                    each.view.num_rows,
+                    self._owners[each.ntype],
+                    RequestOptions(notes, number, sends_own),
+                )
+                for number, each in enumerate(wanted)
+            ]
+            return to.messages
+
+        received = self._messages.exchange(("after", self._last), write, self._longest(len(wanted)))
+        bad_of = [
+            [head[NOTES + number * (size + 1) + size] for number in range(len(wanted))]
+            for head in received.heads
+        ]
+        try:
+            for each, bad in zip(wanted, bad_of[self._machines.rank], strict=True):
+                raise_at_bad_id([bad], each.ids, each.view.num_rows, what)
+        except IdOutOfRangeError as error:
+            self._raise(what, error)
+        self._check_alike(what, received)
+        if any(max(bad) >= 0 for bad in bad_of):
             self._raise_unlike(what)
-        return asked, any(length for _, _, length in asked.notes)
+        return _Asked(
+            [_key_of(head) for head in received.heads],
+            self._data(received),
+            self._counts(received, len(wanted)),
+            places,
+        )
+
+    def _ask_vectors(self, what: str, vectors: _Vectors) -> tuple[torch.Tensor, list[int]]:
+        """The same in other terms than ids: what other machines ask for, and of what lengths."""
+        received = self._exchange(("after", self._last), what, vectors)
+        self._check_alike(what, received)
+        return self._vectors(received), self._counts(received, 1).received[0]
+
+    def _answered(
+        self, what: str, answer: Callable[[], tuple[T, _Parts]], num_ids: int = 0, each: int = 1
+    ) -> tuple[T, Received]:
+        """What is found here for this rank, and what others send it; all raise if one cannot.
+
+        Their messages have room for ``num_ids`` and ``each`` times what their heads count.
+        """
+        try:
+            mine, parts = answer()
+        except DGLMGPUError as error:
+            self._exchange(what, what, None, num_ids, each)
+            self._raise(what, error)
+        received = self._exchange(what, what, parts, num_ids, each)
+        self._check_alike(what, received)
+        return mine, received
 
     def _exchange(
-        self, what: str, state: int, data: torch.Tensor, lengths: Sequence[int]
+        self, like: Hashable, what: str, parts: _Parts | None, num_ids: int = 0, each: int = 1
     ) -> Received:
-        # The round before tells about how long the requests of this one are; what this one is for
-        # other ranks need not agree on.
-        notes = state, _number(what), sum(lengths)
-        return self._messages.exchange(("after", self._last), notes, data, lengths)
+        """Send parts whose lengths are known here, or that this rank has failed."""
+        state, ends = (_FAILED, []) if parts is None else (_OK, parts.ends)
+        head = list(_notes(state, what, None))
+        for of_machines in ends or [[0] * self._machines.size]:
+            head += *of_machines, -1
+
+        def write(room: int) -> torch.Tensor:
+            messages = self._new_messages(num_ids + each * room)
+            heads = messages[:, : self._head_elements].view(torch.int64)
+            heads[:, : len(head)] = to_device(head, self._device)
+            if parts is not None:
+                parts.write(messages[:, self._head_elements :])
+            return messages
+
+        return self._messages.exchange(like, write, self._longest(len(ends)))
+
+    def _new_messages(self, elements: int) -> torch.Tensor:
+        shape = self._machines.size, self._head_elements + elements
+        return torch.empty(shape, dtype=self._dtype, device=self._device)
+
+    def _longest(self, num_types: int) -> Callable[[list[list[int]]], int]:
+        """The most that any rank sends to another, as heads tell."""
+        first = NOTES + (num_types - 1) * (self._machines.size + 1)
+
+        def longest(heads: list[list[int]]) -> int:
+            if any(head[:2] != heads[0][:2] or head[0] != _OK for head in heads):
+                return 0  # and all will raise
+            return max(max(head[first : first + self._machines.size]) for head in heads)
+
+        return longest
+
+    def _counts(self, received: Received, num_types: int) -> _Counts:
+        size, mine = self._machines.size, self._machines.rank
+        firsts = [NOTES + number * (size + 1) for number in range(num_types)]
+        last = firsts[-1]
+        return _Counts(
+            [received.heads[mine][first : first + size] for first in firsts],
+            [[head[first + mine] for head in received.heads] for first in firsts],
+            sum(
+                sum(head[last : last + size]) - head[last + machine]
+                for machine, head in enumerate(received.heads)
+            ),
+        )
+
+    def _data(self, received: Received) -> torch.Tensor:
+        """Messages without their heads."""
+        return received.messages[:, self._head_elements :]
+
+    def _vectors(self, received: Received) -> torch.Tensor:
+        """What all ranks sent here, one after the other."""
+        (lengths,) = self._counts(received, 1).received
+        parts = zip(self._data(received), lengths, strict=True)
+        return torch.cat([part[:length] for part, length in parts])
+
+    def _check_alike(self, what: str, received: Received) -> None:
+        """Raise if a rank has failed, or is to do something else than this one."""
+        self._last = what
+        mine = list(_notes(_OK, what, None)[:2])
+        if any(head[:2] != mine for head in received.heads):
+            self._raise_unlike(what)
+
+    def _raise(self, what: str, error: DGLMGPUError) -> NoReturn:
+        """Raise an error that all ranks have been told of."""
+        self._last = ""
+        self._machines.all_gather((what, error_text(error)))
+        raise error
 
     def _raise_unlike(self, what: str) -> NoReturn:
         """Raise what is wrong on another rank: it failed, or is to do something else."""
+        self._last = ""
         every = self._machines.all_gather((what, ""))
         for rank, (other, reason) in enumerate(every):
             if reason:
@@ -470,66 +630,42 @@ class OtherMachines:
 
 
 def _joined(
-    none: torch.Tensor,
-    ids: Sequence[torch.Tensor],
-    missing: Sequence[_Missing],
-    mine: Sequence[SampledNeighbors],
-    asking: Sequence[Sequence[int]],
-    received: Received | None,
+    asked: _Asked, answers: torch.Tensor, ends: list[list[int]], none: torch.Tensor
 ) -> list[SampledNeighbors]:
-    """The edges of all ids of each type, of those sampled here and those received.
+    """The edges of all ids of each type, of which machines have sent as many as ``ends`` says.
 
-    ``none`` are no ids, ``asking`` says how many of each type were asked of each machine.
+    ``none`` are no ids.
     """
-    # Runs of edges, a run for each id, one after the other in `neighbors` and `eids`: of those
-    # sampled here by type, then of those received by machine and type.
-    degrees = [edges.indptr.diff() for edges in mine]
-    neighbors = [edges.neighbors for edges in mine]
-    eids = [edges.eids for edges in mine]
-    if received is not None:
-        for part, counts in zip(received.data.split(received.lengths), asking, strict=True):
-            num_ids = sum(counts)
-            num_edges = (len(part) - num_ids) // 2
-            of_part = part.split([num_ids, num_edges, num_edges])
-            degrees.append(of_part[0])
-            neighbors.append(of_part[1].to(none.dtype))
-            eids.append(of_part[2].to(none.dtype))
-    all_degrees = torch.cat([none.long(), *degrees])
-    begins = all_degrees.cumsum(0) - all_degrees
-    # Numbers of runs: the first of each machine's, and of each type there.
-    first_received = sum(len(each.here) for each in missing)
-    run_of: list[torch.Tensor] = []
-    first_here = 0
-    for number, (of_type, each) in enumerate(zip(ids, missing, strict=True)):
-        run = torch.empty_like(of_type, dtype=torch.int64)
-        run[each.here] = first_here + torch.arange(len(each.here), device=none.device)
-        first_here += len(each.here)
-        if len(each.ids):
-            begin, received_runs = first_received, []
-            for counts in asking:
-                first = begin + sum(counts[:number])
-                of_machine = torch.arange(first, first + counts[number], device=none.device)
-                received_runs.append(of_machine)
-                begin += sum(counts)
-            run[each.there] = torch.cat(received_runs)[each.inverse]
-        run_of.append(run)
-    runs = torch.cat(run_of)
-    lengths = all_degrees[runs]
-    ends = lengths.cumsum(0)
-    # Where each edge is among those that were sampled.
-    shift = (begins[runs] - ends + lengths).repeat_interleave(lengths)
-    at = torch.arange(len(shift), device=none.device) + shift
-    all_neighbors, all_eids = torch.cat([none, *neighbors])[at], torch.cat([none, *eids])[at]
-    sizes = [len(of_type) for of_type in ids]
-    found, done = [], 0
-    for of_type in lengths.split(sizes):
+    degrees, neighbors, eids = _split(answers, asked.ids.shape[1])
+    degrees = degrees.long()
+    # Where each id's edges begin, and where each edge is.
+    begins = degrees.cumsum(1) - degrees
+    begins += torch.arange(len(answers), device=none.device)[:, None] * neighbors.shape[1]
+    places = torch.cat(list(asked.places))
+    lengths = degrees.flatten()[places]
+    shift = begins.flatten()[places] - lengths.cumsum(0) + lengths
+    total = sum(ends[-1])
+    at = torch.arange(total, device=none.device) + shift.repeat_interleave(
+        lengths, output_size=total
+    )
+    all_neighbors = neighbors.flatten()[at].to(none.dtype)
+    all_eids = eids.flatten()[at].to(none.dtype)
+    found, begin = [], 0
+    sizes = [len(of_type) for of_type in asked.places]
+    for of_type, end in zip(lengths.split(sizes), map(sum, ends), strict=True):
         indptr = torch.cat([of_type.new_zeros(1), of_type.cumsum(0)])
-        end = done + int(indptr[-1]) if len(ids) > 1 else len(at)
-        found.append(SampledNeighbors(indptr, all_neighbors[done:end], all_eids[done:end]))
-        done = end
+        found.append(SampledNeighbors(indptr, all_neighbors[begin:end], all_eids[begin:end]))
+        begin = end
     return found
 
 
-def _number(what: str) -> int:
-    """A number for what a round is for."""
-    return zlib.crc32(what.encode())
+def _notes(state: int, what: str, key: SampleKey | None) -> tuple[int, ...]:
+    """What is first in a head: how a rank comes to the round, and to which, and its key."""
+    numbers = (0,) * 4 if key is None else (key.seed, key.epoch, key.batch, key.hop)
+    # As int64, which a key's numbers exceed.
+    signed = ((number ^ _TOP) - _TOP for number in numbers)
+    return (state, zlib.crc32(what.encode()), *signed)
+
+
+def _key_of(head: Sequence[int]) -> SampleKey:
+    return SampleKey(*(number % (2 * _TOP) for number in head[2:NOTES]))

@@ -1,0 +1,193 @@
+"""Ids into messages to the machines that own them; see ``kernels/requests.cu``.
+
+There is a message to each machine: a head of int64 words, and then ids, for as many of which there
+is room.  Several calls may write to the same messages, one of each type of edges, whose ids follow
+those of the calls before.  All heads are equal::
+
+    notes | of each call: ids for each machine, of it and those before; a bad id's place, or -1
+
+A machine knows from them how much room all messages would need, also where an id found none.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from dgl_mgpu.errors import InvalidInputError
+from dgl_mgpu.ops import device as gpu
+from dgl_mgpu.ops.device import Kernel, c_type, position_pointer, position_type
+from dgl_mgpu.ops.library import Operator, Size, Written, call
+
+#: Words at the beginning of every head.
+NOTES = 6
+
+
+class Owners(NamedTuple):
+    """Which machine owns a node: ``bounds``, int64, has the first node of each and then the end."""
+
+    bounds: Tensor
+    machine: int  # this one
+
+
+class RequestOptions(NamedTuple):
+    """How ids are written to messages.
+
+    ``sends_own``: ids of rows that this machine has go to itself, too.
+    """
+
+    notes: Sequence[int]
+    number: int  # of calls before
+    sends_own: bool
+
+
+class RequestMessages(NamedTuple):
+    """Messages that requests are written to."""
+
+    messages: Written  # int32 or int64, (machines, 8 * head_words bytes and room for ids)
+    counts: Written  # int64, (calls, machines + 2); zeros before the first call
+    head_words: int
+
+    @property
+    def heads(self) -> Tensor:
+        """int64, shape (machines, head_words)."""
+        return self.messages[:, : self.head_elements].view(torch.int64)
+
+    @property
+    def ids(self) -> Tensor:
+        """Where ids go, shape (machines, room)."""
+        return self.messages[:, self.head_elements :]
+
+    @property
+    def head_elements(self) -> int:
+        """Elements of a message that its head takes."""
+        return self.head_words * torch.int64.itemsize // self.messages.element_size()
+
+
+def head_words(machines: int, calls: int) -> int:
+    """Words of a head of messages to which so many calls write."""
+    return NOTES + calls * (machines + 1)
+
+
+@Operator
+def write_requests_op(
+    to: RequestMessages,
+    ids: Tensor,
+    position: Tensor,
+    num_rows: Size,
+    owners: Owners,
+    options: RequestOptions,
+) -> Tensor:
+    return torch.empty_like(ids, dtype=torch.int64)
+
+
+def write_requests(
+    to: RequestMessages,
+    ids: Tensor,
+    position: Tensor,
+    num_rows: int,
+    owners: Owners,
+    options: RequestOptions,
+) -> Tensor:
+    """Write the ids that this machine does not have to the messages to their owners.
+
+    Parameters
+    ----------
+    to : RequestMessages
+    ids : Tensor, int32 or int64, shape (n,)
+    position : Tensor, int32 or int64, shape (num_rows,) or (0,)
+        Of rows here, -1 of others; empty where all are here, and ids are positions.
+    num_rows : int
+        Of all machines together.
+    owners : Owners
+    options : RequestOptions
+
+    Returns
+    -------
+    Tensor, int64, shape (n,)
+        Where each id's answer will be: ``machine * room + place`` for the ``place``-th id in the
+        message to a machine, ``machines * room + position`` for an id that is in none.  The order
+        of the ids of a message is left open.
+    """
+    return call("write_requests", (*to[:2],), to.head_words, ids, position, num_rows, *owners,
+                *options)  # fmt: skip
+
+
+@write_requests_op.cpu
+def _write_requests_cpu(
+    to: RequestMessages,
+    ids: Tensor,
+    position: Tensor,
+    num_rows: int,
+    owners: Owners,
+    options: RequestOptions,
+) -> Tensor:
+    notes, number, sends_own = options
+    machines, room = to.ids.shape
+    before = to.counts[number - 1, :machines] if number else torch.zeros(machines).long()
+    is_bad = (ids < 0) | (ids >= num_rows)
+    bad = is_bad.nonzero()[:1, 0].tolist()
+    ids = torch.where(is_bad, 0, ids) if bad else ids
+    at = position[ids].long() if position.numel() else ids.long()
+    owner = torch.searchsorted(owners.bounds[1:-1], ids.long(), right=True)
+    owner[at >= 0] = owners.machine if sends_own else machines
+    order = owner.argsort(stable=True)
+    counts = owner.bincount(minlength=machines + 1)
+    within = torch.empty_like(order)
+    within[order] = torch.arange(len(ids)) - (counts.cumsum(0) - counts).repeat_interleave(counts)
+    for machine, part in enumerate(ids[order].split(counts.tolist())[:machines]):
+        into = to.ids[machine, before[machine] :]
+        into[: len(part)] = part[: len(into)]
+    to.counts[number, :machines] = before + counts[:machines]
+    first = NOTES + number * (machines + 1)
+    to.heads[:, :NOTES] = torch.tensor(notes)
+    to.heads[:, first : first + machines] = to.counts[number, :machines]
+    to.heads[:, first + machines] = bad[0] if bad else -1
+    starts = torch.arange(machines + 1) * room
+    starts[:machines] += before
+    return starts[owner] + torch.where(owner < machines, within, at)
+
+
+_THREADS, _AT_ONCE, _MOST_MACHINES = 256, 4, 1024
+
+
+@functools.cache
+def _kernel(ids: torch.dtype, position: str, sent: torch.dtype) -> Kernel:
+    types = f"{c_type(ids)}, {position}, {c_type(sent)}"
+    return Kernel("requests.cu", f"dgl_mgpu::write_requests<{types}>")
+
+
+@write_requests_op.cuda
+def _write_requests_cuda(
+    to: RequestMessages,
+    ids: Tensor,
+    position: Tensor,
+    num_rows: int,
+    owners: Owners,
+    options: RequestOptions,
+) -> Tensor:
+    messages, device, count = to.messages, ids.device, ids.shape[0]
+    machines, width = messages.shape
+    if machines > _MOST_MACHINES:
+        raise InvalidInputError(
+            "ask other machines on a GPU",
+            f"there are {machines} machines, and its kernel has room for {_MOST_MACHINES}",
+            "have fewer machines share one copy of the data",
+        )
+    places = torch.empty(count, dtype=torch.int64, device=device)
+    kernel = _kernel(ids.dtype, position_type(position), messages.dtype)
+    wanted = -(-count // (_THREADS * _AT_ONCE))
+    into = gpu.struct(
+        messages, width * messages.element_size(), to.head_words, width - to.head_elements
+    )
+    kernel(
+        gpu.blocks_within(kernel, _THREADS, wanted, device), _THREADS, ids, count,
+        position_pointer(position), num_rows, owners.bounds, machines, owners.machine,
+        options.sends_own, into, gpu.packed(options.notes), options.number, to.counts, places,
+        device=device,
+    )  # fmt: skip
+    return places
