@@ -1,5 +1,6 @@
 // Ids into messages to the machines that own them: the contract stands in dgl_mgpu/ops/requests.py.
-#include "grid.cuh"
+#include "bounded.cuh"
+#include "messages.cuh"
 
 namespace dgl_mgpu {
 
@@ -7,28 +8,6 @@ constexpr int kThreads = 256;
 // Ids of a thread that a block counts together.
 constexpr int kAtOnce = 4;
 constexpr int kMostMachines = 1024;
-// Words at the beginning of every head.
-constexpr int kNotes = 6;
-
-struct Notes {
-  int64 words[kNotes];
-};
-
-// A message for each machine: a head of int64 words, and ids of which there is `room` for so many.
-struct RequestMessages {
-  char* bytes;
-  int64 message_bytes;
-  int64 head_words;
-  int64 room;
-
-  __device__ __forceinline__ int64* Head(int64 machine) const {
-    return reinterpret_cast<int64*>(bytes + machine * message_bytes);
-  }
-  template <typename Sent>
-  __device__ __forceinline__ Sent* Ids(int64 machine) const {
-    return reinterpret_cast<Sent*>(Head(machine) + head_words);
-  }
-};
 
 // The last one whose first node is not behind `id`.
 __device__ __forceinline__ int owner_of(int64 id, const int64* bounds, int num_machines) {
@@ -48,14 +27,16 @@ __device__ __forceinline__ int owner_of(int64 id, const int64* bounds, int num_m
 // those before; blocks that are done; and how far before the end of the ids the first bad one is.
 template <typename Id, typename Position, typename Sent>
 __global__ void __launch_bounds__(kThreads)
-    write_requests(const Id* ids, int64 count, const Position* position, int64 num_rows,
-                   const int64* bounds, int64 num_machines, int64 machine, int64 sends_own,
-                   const RequestMessages messages, const __grid_constant__ Notes notes,
-                   int64 number, int64* counts, int64* places) {
+    write_requests(const Id* ids, int64 most_ids, const int64* exact_ids, const Position* position,
+                   int64 num_rows, const int64* bounds, int64 num_machines, int64 machine,
+                   int64 sends_own, const Messages messages, int64 room,
+                   const __grid_constant__ Notes notes, int64 number, int64* counts,
+                   int64* places) {
   __shared__ int block_counts[kMostMachines];
   __shared__ int64 firsts[kMostMachines];
   __shared__ bool is_last;
   const int machines = static_cast<int>(num_machines);
+  const int64 count = count_of(most_ids, exact_ids);
   uint64* mine = reinterpret_cast<uint64*>(counts + number * (num_machines + 2));
   const int64* before = number > 0 ? counts + (number - 1) * (num_machines + 2) : nullptr;
   uint64* done = mine + num_machines;
@@ -80,7 +61,7 @@ __global__ void __launch_bounds__(kThreads)
       }
       const int64 at = position == nullptr ? id[u] : static_cast<int64>(position[id[u]]);
       if (at >= 0 && sends_own == 0) {
-        places[i] = num_machines * messages.room + at;
+        places[i] = num_machines * room + at;
         continue;
       }
       owner[u] = at >= 0 ? static_cast<int>(machine) : owner_of(id[u], bounds, machines);
@@ -97,8 +78,8 @@ __global__ void __launch_bounds__(kThreads)
     for (int u = 0; u < kAtOnce; ++u) {
       if (owner[u] < 0) continue;
       const int64 i = tile + u * kThreads + threadIdx.x, at = firsts[owner[u]] + slot[u];
-      places[i] = owner[u] * messages.room + at;
-      if (at < messages.room) messages.Ids<Sent>(owner[u])[at] = static_cast<Sent>(id[u]);
+      places[i] = owner[u] * room + at;
+      if (at < room) messages.Elements<Sent>(owner[u])[at] = static_cast<Sent>(id[u]);
     }
     __syncthreads();
   }

@@ -47,28 +47,33 @@ class Messages:
         says from all heads how much room is needed, the same on all ranks.
         """
         while True:
-            room = self._rooms.get(like, _SPARE)
+            room = self.room(like, _SPARE)
             messages = self._group.all_to_all(write(room))
             head = messages[:, : head_elements(self._head_words, messages.dtype)]
             heads = head.contiguous().view(torch.int64).tolist()
-            needed = longest(heads)
-            self._rooms[like] = _next_room(needed, room)
-            if needed <= room:
+            if self.learn(like, longest(heads), room):
                 return Received(heads, messages, room)
+
+    def room(self, like: Hashable, guess: int) -> int:
+        """Room for messages like those before, or about ``guess`` where there was none yet."""
+        return self._rooms.get(like, guess + guess % 2)
+
+    def learn(self, like: Hashable, needed: int, room: int) -> bool:
+        """Note how much room the longest of these messages needed; whether there was enough.
+
+        Later ones have room for a little more than that, and for less and less of what was needed
+        once.
+        """
+        next_room = needed + needed // 8 + _SPARE
+        if like in self._rooms and needed <= room:
+            next_room = room - room // 8 if 2 * needed < room else room
+        self._rooms[like] = max(next_room + next_room % 2, _SPARE)
+        return needed <= room
 
 
 def head_elements(words: int, dtype: torch.dtype) -> int:
     """Elements of a message that a head of int64 words takes."""
     return words * torch.int64.itemsize // dtype.itemsize
-
-
-def _next_room(needed: int, room: int) -> int:
-    """Room for a little more than was needed, and less and less of what was needed once."""
-    if 2 * needed < room:
-        room -= room // 8
-    if needed > room:
-        room = needed + needed // 8 + _SPARE
-    return max(room + room % 2, _SPARE)
 
 
 def to_device(numbers: Sequence[object], device: torch.device) -> torch.Tensor:

@@ -15,6 +15,7 @@ import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,6 +23,7 @@ from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.ops import device as gpu
 from dgl_mgpu.ops.device import Kernel, c_type, position_pointer, position_type
 from dgl_mgpu.ops.library import Operator, Size, Written, call
+from dgl_mgpu.ops.workspace import NodePrefix
 
 #: Words at the beginning of every head.
 NOTES = 6
@@ -170,7 +172,19 @@ def _write_requests_cuda(
     owners: Owners,
     options: RequestOptions,
 ) -> Tensor:
-    messages, device, count = to.messages, ids.device, ids.shape[0]
+    return launch_requests(to, NodePrefix(ids, len(ids)), position, num_rows, owners, options)
+
+
+def launch_requests(
+    to: RequestMessages,
+    ids: NodePrefix,
+    position: Tensor,
+    num_rows: int,
+    owners: Owners,
+    options: RequestOptions,
+) -> Tensor:
+    """As :func:`write_requests` on CUDA, of ids that the host need not know the number of."""
+    messages, device = to.messages, ids.nodes.device
     machines, width = messages.shape
     if machines > _MOST_MACHINES:
         raise InvalidInputError(
@@ -178,16 +192,18 @@ def _write_requests_cuda(
             f"there are {machines} machines, and its kernel has room for {_MOST_MACHINES}",
             "have fewer machines share one copy of the data",
         )
-    places = torch.empty(count, dtype=torch.int64, device=device)
-    kernel = _kernel(ids.dtype, position_type(position), messages.dtype)
-    wanted = -(-count // (_THREADS * _AT_ONCE))
-    into = gpu.struct(
-        messages, width * messages.element_size(), to.head_words, width - to.head_elements
-    )
+    places = torch.empty(ids.most, dtype=torch.int64, device=device)
+    kernel = _kernel(ids.nodes.dtype, position_type(position), messages.dtype)
+    wanted = -(-ids.most // (_THREADS * _AT_ONCE))
     kernel(
-        gpu.blocks_within(kernel, _THREADS, wanted, device), _THREADS, ids, count,
+        gpu.blocks_within(kernel, _THREADS, wanted, device), _THREADS, *ids,
         position_pointer(position), num_rows, owners.bounds, machines, owners.machine,
-        options.sends_own, into, gpu.packed(options.notes), options.number, to.counts, places,
-        device=device,
+        options.sends_own, messages_struct(messages, to.head_words), width - to.head_elements,
+        gpu.packed(options.notes), options.number, to.counts, places, device=device,
     )  # fmt: skip
     return places
+
+
+def messages_struct(messages: Tensor, words: int) -> np.ndarray:
+    """Messages with heads of so many words, the kernels' ``Messages``."""
+    return gpu.struct(messages, messages.stride(0) * messages.element_size(), words)

@@ -30,14 +30,27 @@ from dgl_mgpu.errors import (
     UnsupportedByStoreError,
 )
 from dgl_mgpu.ops import (
+    BlockEdges,
+    EtypeBlock,
     GraphView,
     RowView,
     SampledNeighbors,
+    SampleFuture,
     SampleKey,
     gather_rows,
     sample_neighbors,
 )
 from dgl_mgpu.ops.check import check_ids, fanout_of, raise_at_bad_id, raise_at_id_outside
+from dgl_mgpu.ops.device import raise_faults
+from dgl_mgpu.ops.edges import HopOptions, to_idtype
+from dgl_mgpu.ops.machine_hops import (
+    MachineBatch,
+    MachineHop,
+    MachineHops,
+    Network,
+    Room,
+    most_nodes,
+)
 from dgl_mgpu.ops.requests import (
     NOTES,
     Owners,
@@ -46,6 +59,7 @@ from dgl_mgpu.ops.requests import (
     head_words,
     write_requests,
 )
+from dgl_mgpu.ops.workspace import workspace
 from dgl_mgpu.utils.types import CanonicalEtype
 
 T = TypeVar("T")
@@ -83,10 +97,18 @@ class _Asked:
     :func:`dgl_mgpu.ops.requests.write_requests` gives them.
     """
 
-    keys: list[SampleKey]  # by machine: a sample depends on whoever asks, and on the node
+    heads: list[list[int]]
+    messages: torch.Tensor  # with their heads
     ids: torch.Tensor
     counts: _Counts
-    places: Sequence[torch.Tensor] = ()
+    places: Sequence[torch.Tensor]
+
+    @property
+    def keys(self) -> list[SampleKey]:
+        """By machine: a sample depends on the key of whoever asks, and on the node."""
+        return [
+            SampleKey(*(number % (2 * _TOP) for number in head[2:NOTES])) for head in self.heads
+        ]
 
     def of_type(self, number: int) -> list[torch.Tensor]:
         """The ids of a type that each machine asks for."""
@@ -225,6 +247,8 @@ class OtherMachines:
             ntype: Owners(torch.tensor(firsts, device=device), machines.rank)
             for ntype, firsts in bounds.items()
         }
+        #: Whether all ranks have a GPU, on which hops are sampled without waits between them.
+        self._have_gpus = all(machines.all_gather(device.type == "cuda"))
         #: Of tables, their tiers behind those of what is received, and for how much room these are.
         self._tiers: dict[tuple[str, str], tuple[torch.Tensor, int, torch.Tensor]] = {}
 
@@ -408,6 +432,88 @@ class OtherMachines:
             etype: sampled for etype, sampled in zip(etypes, found, strict=True) if etype in seeds
         }
 
+    def can_start_hops(
+        self,
+        views: Mapping[CanonicalEtype, GraphView],
+        fanouts: Sequence[Mapping[CanonicalEtype, int]],
+    ) -> bool:
+        """Whether :meth:`sample_hops_async` samples such hops; the same on all ranks."""
+        (source, _, target), *others = etypes = list(views)
+        is_bounded = all(fanout[etypes[0]] >= 0 for fanout in fanouts)
+        return self._have_gpus and source == target and is_bounded and bool(fanouts) and not others
+
+    def sample_hops_async(
+        self,
+        views: Mapping[CanonicalEtype, GraphView],
+        seeds: torch.Tensor,
+        fanouts: Sequence[Mapping[CanonicalEtype, int]],
+        key: SampleKey,
+        *,
+        replace: bool,
+    ) -> SampleFuture[list[EtypeBlock]] | None:
+        """Start to sample all hops, uniformly, of one edge type; collective.
+
+        The host waits for what is asked of the first hop, which tells whether all ranks do the
+        same.  None is returned to all if some may have more edges than there is room for.
+        """
+        ((etype, view),) = views.items()
+        of_hops = [fanout[etype] for fanout in reversed(fanouts)]
+        what = f"sample hops of {', '.join(map(str, of_hops))} neighbors"
+        what += ", with replacement" * replace
+        size, notes = self._machines.size, _notes(_OK, what, key)
+        with self._told(what):
+            seeds = to_idtype(seeds, view, view.num_rows)
+            raise_faults(self._device, wait=False)
+        asked = self._ask(what, [_Wanted(seeds, view, etype[2])], key, sends_own=True)
+        num_seeds = max(sum(head[NOTES : NOTES + size]) for head in asked.heads)
+        most_of_all = most_nodes(num_seeds, of_hops, view.num_rows)
+        most = most_nodes(len(seeds), of_hops, view.num_rows)
+        if most_of_all is None or most is None:
+            return None
+        network = Network(
+            self._owners[etype[2]],
+            self._head_words,
+            self._dtype,
+            size,
+            self._machines.all_to_all,
+        )
+        space = workspace(self._device)
+        rooms: list[tuple[Hashable, int]] = []  # of the rounds after the first
+
+        def room_of(like: Hashable, guess: int) -> int:
+            rooms.append((like, self._messages.room(like, guess)))
+            return rooms[-1][1]
+
+        with space.lock:
+            batch = MachineBatch(space, view, seeds, most, network)
+            for number, fanout in enumerate(of_hops):
+                if number == 0:
+                    (places,), messages = asked.places, asked.messages
+                    num_ids = asked.ids.shape[1]
+                else:
+                    # At first it is taken that machines are asked for much the same.
+                    guess = min(most_of_all[number], 2 * most_of_all[number] // size)
+                    num_ids = room_of((what, "ids", number), guess)
+                    places, messages = batch.ask(num_ids, notes)
+                room = Room(num_ids, room_of((what, "edges", number), num_ids * fanout))
+                keys = (with_fields(of, hop=key.hop + number) for of in asked.keys)
+                options = [HopOptions(fanout, replace, of.fold(), view.sms) for of in keys]
+                batch.sample(MachineHop(options, room), places, messages, notes)
+            batch.expect_reports()
+
+        def finish() -> list[EtypeBlock]:
+            heads_of, hops = batch.finish()
+            for heads, (like, room) in zip(heads_of, rooms, strict=True):
+                needed = max(max(head[NOTES : NOTES + size]) for head in heads)
+                if not self._messages.learn(like, needed, room):
+                    # What came after is not true.
+                    again = self.sample_hops_async(views, seeds, fanouts, key, replace=replace)
+                    assert again is not None  # as the first time
+                    return again.result()
+            return _blocks(etype, hops)
+
+        return SampleFuture(finish)
+
     def walk_step(
         self,
         what: str,
@@ -516,7 +622,8 @@ class OtherMachines:
         if any(max(bad) >= 0 for bad in bad_of):
             self._raise_unlike(what)
         return _Asked(
-            [_key_of(head) for head in received.heads],
+            received.heads,
+            received.messages,
             self._data(received),
             self._counts(received, len(wanted)),
             places,
@@ -629,6 +736,20 @@ class OtherMachines:
         )
 
 
+def _blocks(etype: CanonicalEtype, hops: MachineHops) -> list[EtypeBlock]:
+    """Hops of an edge type as blocks, that of the input nodes first."""
+    ntype = etype[2]
+    ends = itertools.pairwise(hops.sizes)
+    return [
+        EtypeBlock(
+            {etype: BlockEdges(edges.indptr, edges.neighbors, edges.eids)},
+            {ntype: hops.nodes[:num_src]},
+            {ntype: num_dst},
+        )
+        for edges, (num_dst, num_src) in zip(hops.edges, ends, strict=True)
+    ][::-1]
+
+
 def _joined(
     asked: _Asked, answers: torch.Tensor, ends: list[list[int]], none: torch.Tensor
 ) -> list[SampledNeighbors]:
@@ -665,7 +786,3 @@ def _notes(state: int, what: str, key: SampleKey | None) -> tuple[int, ...]:
     # As int64, which a key's numbers exceed.
     signed = ((number ^ _TOP) - _TOP for number in numbers)
     return (state, zlib.crc32(what.encode()), *signed)
-
-
-def _key_of(head: Sequence[int]) -> SampleKey:
-    return SampleKey(*(number % (2 * _TOP) for number in head[2:NOTES]))

@@ -27,10 +27,12 @@ from dgl_mgpu.errors import (
     RankFailedError,
     UnsupportedByStoreError,
 )
+from dgl_mgpu.ops import SampleKey, device
 from dgl_mgpu.sampling import dataloading
 from dgl_mgpu.store.graph import StoreGraph
 from dgl_mgpu.train.compose import compose
 from dgl_mgpu.train.minibatch.run import make_trainer
+from tests.kernels.emulator import EmulatedDriver
 from tests.ranks import RankProcesses, on_machines
 from tests.sampling.side_streams import HostStream
 from tests.train.jobs import SMALL
@@ -164,6 +166,45 @@ def four_ranks() -> Iterator[RankProcesses]:
     processes = RankProcesses(4)
     yield processes
     processes.close()
+
+
+def _by_kernels() -> None:
+    """As on GPUs, whose kernels an emulator runs."""
+    g, rank = power_law(), dist.get_rank()
+    draw = torch.Generator().manual_seed(rank)
+    seeds = torch.randperm(NODES, generator=draw)
+    with (
+        GlobalStore.from_dgl(g, seed=5, span="job", replica_ratio=0.1) as store,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        driver = EmulatedDriver()
+        patch.setattr(device, "driver", driver)
+        others, (etype,) = store.graph._structure.others, g.canonical_etypes
+        assert others is not None
+        patch.setattr(others, "_have_gpus", True)
+        for options in {}, {"replace": True}:
+            sampler = NeighborSampler([3, 4], prefetch_node_feats=["feat"], **options)
+            _assert_same_batches(g, store, sampler, seeds[: 35 + rank])
+        # None on a rank; then far more than there is room for.
+        for count in 20 * rank, 200:
+            _, _, blocks = store.graph.sample_blocks(seeds[:count], [3, 4])
+            assert blocks[-1].num_dst_nodes() == count
+            for block in blocks:
+                in_edges = g.find_edges(block.edata[dgl.EID])
+                ids = block.srcdata[dgl.NID], block.dstdata[dgl.NID]
+                for of_block, end, expected in zip(ids, block.edges(), in_edges, strict=True):
+                    assert torch.equal(of_block[end], expected)
+        bad = torch.tensor([NODES]) if rank == 1 else seeds[:1]
+        with pytest.raises(IdOutOfRangeError if rank == 1 else RankFailedError):
+            others.sample_hops_async(
+                store.graph._structure.views(), bad, [{etype: 2}], SampleKey(0), replace=False
+            )
+        launched = {kernel.source for kernel in driver.launched}
+        assert launched >= {"sample.cu", "answers.cu", "requests.cu", "unique.cu"}
+
+
+def test_kernels_sample_as_on_one_machine(ranks: RankProcesses) -> None:
+    ranks.run(on_machines, "abc", _by_kernels)
 
 
 def test_two_machines_of_two_ranks_are_as_one(four_ranks: RankProcesses) -> None:
