@@ -31,6 +31,8 @@ _UNSIGNED = (
     "network between them is private, give all of them the same %s"
 )
 
+_INTEGERS = torch.int32, torch.int64
+
 # How long GPUs wait for each other's tensors, which all ranks were about to send; then NCCL ends
 # the process, which cannot be notified in any other way.
 _NCCL_TIMEOUT = timedelta(seconds=30)
@@ -140,11 +142,12 @@ class Communicator:
         """
         if self.size == 1:
             return rows
-        numbers = as_bytes(rows)
+        # Collectives do not know all types.
+        numbers = rows if rows.dtype in _INTEGERS else as_bytes(rows)
         count = len(rows) if receiving is None else sum(receiving)
-        received = numbers.new_empty(count, numbers.shape[1])
+        received = numbers.new_empty(count, *numbers.shape[1:])
         direct = self._has_own_gpus(rows.device)
-        if numbers.shape[1]:
+        if numbers.shape[1:].numel():
             sent = numbers if direct else numbers.cpu()
             arrived = received if direct else received.cpu()
             self._exchange(
@@ -157,6 +160,8 @@ class Communicator:
                 )
             )
             received = arrived.to(rows.device)
+        if numbers is rows:
+            return received
         return received.view(rows.dtype).reshape(len(received), *rows.shape[1:])
 
     def broadcast_from_rank0(self, action: str, step: Callable[[], T]) -> T:

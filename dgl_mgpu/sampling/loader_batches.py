@@ -186,8 +186,14 @@ class Batches:
             if type(frame._columns.get(name)) is not LazyFeature:
                 return False
         picks = []
-        for frame, name in wanted:
-            storage, ids = loader.graph.get_node_storage(name), frame._columns[NID].storage
+        reads = [
+            (loader.graph.get_node_storage(name), frame._columns[NID].storage)
+            for frame, name in wanted
+        ]
+        if reads and all(getattr(storage, "spans_machines", False) for storage, _ in reads):
+            columns = reads[0][0].fetch_all(reads, device, loader.pin_prefetcher)
+            reads = []
+        for storage, ids in reads:
             pick = self._to_be_picked(storage, ids)
             if pick is None:
                 columns.append(storage.fetch(ids, device, loader.pin_prefetcher))

@@ -268,6 +268,8 @@ class Prefetcher(Iterator[Batch]):
             finally:
                 entry.future = None
                 entry.event = side_stream.record_event()
+            if self._started is not None and self._started.future is not None:
+                self._go_on(self._started, side_stream)
         added = self._source.new_shared_state()
         if added is not None:
             side_stream.make_script_wait(entry.event)
@@ -276,6 +278,15 @@ class Prefetcher(Iterator[Batch]):
             side_stream.is_full = True
             self._stop()
         return True
+
+    def _go_on(self, started: _Entry[Batch], side_stream: SideStream) -> None:
+        """Start what is left of a batch's sampling, which the batch before need not wait for."""
+        try:
+            started.future.go_on()
+        except Exception as error:
+            started.error = error
+        finally:
+            started.event = side_stream.record_event()
 
     def _made(self, entry: _Entry[Batch]) -> Batch:
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -20,7 +20,7 @@ from dgl_mgpu.ops.view import RowView
 from dgl_mgpu.store.graph_structure import spread_over_machines
 from dgl_mgpu.store.memory import Table
 from dgl_mgpu.store.memory.format import RowFormat
-from dgl_mgpu.store.remote import GatheredRows, RemoteTable
+from dgl_mgpu.store.remote import GatheredRows, RemoteTable, TableRead
 from dgl_mgpu.store.row_updates import replace_rows, write_rows
 from dgl_mgpu.utils.fork_safe import freed_at_fork
 
@@ -256,6 +256,48 @@ class TableStorage(FeatureStorage):
         self._traffic.add(self._name, self._table, ids, time.perf_counter())
         return to_be_picked(ids, view)
 
+    @property
+    def spans_machines(self) -> bool:
+        """Whether other machines have some of its rows."""
+        return self._remote is not None
+
+    @staticmethod
+    def fetch_all(
+        reads: Sequence[tuple[TableStorage, torch.Tensor]],
+        device: torch.device | str,
+        pin_memory: bool | None = False,
+    ) -> list[torch.Tensor]:
+        """:meth:`fetch` of some tables that span machines, for which these ask each other once."""
+        begin, fetched = time.perf_counter(), []
+        of_tables = [storage._read(indices, pin_memory=pin_memory) for storage, indices in reads]
+        gathered = of_tables[0].table.others.gather(of_tables)
+        for (storage, _), read, rows in zip(reads, of_tables, gathered, strict=True):
+            fetched.append(rows.rows.to(device, non_blocking=read.out is not None))
+            storage._traffic.add(storage._name, storage._table, read.ids, begin, rows)
+            begin = time.perf_counter()
+        return fetched
+
+    def _read(
+        self,
+        indices: torch.Tensor,
+        dtype: torch.dtype | None = None,
+        out: torch.Tensor | None = None,
+        *,
+        pin_memory: bool | None = False,
+    ) -> TableRead:
+        """What :meth:`fetch` asks of a table that spans machines."""
+        assert self._remote is not None
+        ids, dtype = indices.to(self._table.device), dtype or self.dtype
+        if out is None:
+            out = self._pinned(len(ids), dtype) if pin_memory else None
+        return TableRead(self._remote, self._kept, ids, dtype, out)
+
+    def _pinned(self, count: int, dtype: torch.dtype) -> torch.Tensor | None:
+        """Page-locked memory for rows, where they are gathered in the host's."""
+        if self._table.device.type != "cpu":
+            return None
+        return torch.empty((count, *self._kept.row_shape), dtype=dtype, pin_memory=True)
+
     def fetch(
         self,
         indices: torch.Tensor,
@@ -295,13 +337,12 @@ class TableStorage(FeatureStorage):
         indices = indices.to(store_device)
         pin_memory = bool(pin_memory) and store_device.type == "cpu"
         if pin_memory and out is None:
-            shape = (len(indices), *view.row_shape)
-            out = torch.empty(shape, dtype=dtype, pin_memory=True)
+            out = self._pinned(len(indices), dtype)
         gathered = None
         if self._remote is None:
             rows = gather_rows(view, indices, out=out, dtype=dtype)
         else:
-            gathered = self._remote.gather(view, indices, dtype, out)
+            (gathered,) = self._remote.others.gather([self._read(indices, dtype, out)])
             rows = gathered.rows
         rows = rows.to(device, non_blocking=pin_memory)
         if store_device.type == "cuda" and rows.device.type == "cpu":

@@ -209,7 +209,7 @@ class StoreSampler:
             self.structure.views()  # raises if the store was closed since
             return hops.result()
 
-        return SampleFuture(result)
+        return SampleFuture(result, hops.go_on)
 
     def blocks_of(self, hops: Sequence[EtypeBlock], nodes: Nodes) -> SampledBlocks:
         """Make blocks of sampled hops.

@@ -15,7 +15,7 @@ import contextlib
 import itertools
 import zlib
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from dataclasses import replace as with_fields
 from typing import NamedTuple, NoReturn, Protocol, TypeVar
 
@@ -41,7 +41,7 @@ from dgl_mgpu.ops import (
     sample_neighbors,
 )
 from dgl_mgpu.ops.check import check_ids, fanout_of, raise_at_bad_id, raise_at_id_outside
-from dgl_mgpu.ops.device import raise_faults
+from dgl_mgpu.ops.device import current_stream, raise_faults
 from dgl_mgpu.ops.edges import HopOptions, to_idtype
 from dgl_mgpu.ops.machine_hops import (
     MachineBatch,
@@ -68,6 +68,8 @@ T = TypeVar("T")
 _OK, _FAILED = 0, 1
 #: Nodes whose weights are looked at together.
 _CHECKED = 1 << 20
+#: Tables that machines ask each other for at a time, at least.
+_TABLES = 4
 #: The first of the numbers that int64 does not have.
 _TOP = 1 << 63
 
@@ -79,6 +81,7 @@ class _Wanted:
     ids: torch.Tensor
     view: RowView | GraphView
     ntype: str
+    sends_own: bool = True  # what is here, too
 
 
 class _Counts(NamedTuple):
@@ -112,16 +115,20 @@ class _Asked:
 
     def of_type(self, number: int) -> list[torch.Tensor]:
         """The ids of a type that each machine asks for."""
-        received = self.counts.received
-        before = received[number - 1] if number else [0] * len(self.ids)
-        return [
-            ids[begin:end]
-            for ids, begin, end in zip(self.ids, before, received[number], strict=True)
-        ]
+        spans = zip(self.ids, *_span(self.counts.received, number), strict=True)
+        return [ids[begin:end] for ids, begin, end in spans]
+
+    def sent(self, number: int) -> tuple[list[int], list[int]]:
+        """Where the ids of a type begin and end in this machine's message to each."""
+        return _span(self.counts.sent, number)
 
 
 #: Sampled edges of each type, and of it by machine.
 _Edges = list[list[SampledNeighbors]]
+
+
+def _span(ends: list[list[int]], number: int) -> tuple[list[int], list[int]]:
+    return ends[number - 1] if number else [0] * len(ends[0]), ends[number]
 
 
 class _Parts(Protocol):
@@ -208,11 +215,15 @@ class RemoteTable:
     name: str
     ntype: str
 
-    def gather(
-        self, view: RowView, ids: torch.Tensor, dtype: torch.dtype, out: torch.Tensor | None
-    ) -> GatheredRows:
-        """As :meth:`OtherMachines.gather`."""
-        return self.others.gather(self.name, self.ntype, view, ids, dtype, out)
+
+class TableRead(NamedTuple):
+    """Rows of a table to gather; see :func:`dgl_mgpu.ops.gather_rows`."""
+
+    table: RemoteTable
+    view: RowView  # those that this machine has
+    ids: torch.Tensor
+    dtype: torch.dtype
+    out: torch.Tensor | None = None
 
 
 class OtherMachines:
@@ -234,7 +245,9 @@ class OtherMachines:
         self._machines, self._device = machines, device
         #: Of ids as they are sent.
         self._dtype = torch.int32 if largest <= torch.iinfo(torch.int32).max else torch.int64
-        self._head_words = head_words(machines.size, max_types)
+        #: Of edges, or tables, that machines ask each other for at a time.
+        self._most_types = max(max_types, _TABLES)
+        self._head_words = head_words(machines.size, self._most_types)
         self._head_elements = head_elements(self._head_words, self._dtype)
         self._messages = Messages(machines, self._head_words)
         self._owned = {
@@ -249,8 +262,9 @@ class OtherMachines:
         }
         #: Whether all ranks have a GPU, on which hops are sampled without waits between them.
         self._have_gpus = all(machines.all_gather(device.type == "cuda"))
-        #: Of tables, their tiers behind those of what is received, and for how much room these are.
-        self._tiers: dict[tuple[str, str], tuple[torch.Tensor, int, torch.Tensor]] = {}
+        #: By table and stream, its tiers, for how much room, and these behind those of what is
+        #: received.
+        self._tiers: dict[tuple[str, str, int], tuple[torch.Tensor, int, torch.Tensor]] = {}
 
     def __reduce__(self) -> NoReturn:
         raise UnsupportedByStoreError(
@@ -298,68 +312,91 @@ class OtherMachines:
         (every,) = self._machines.all_gather_cat("add up numbers of machines", [numbers[None]])
         return every.sum(0, dtype=numbers.dtype)
 
-    def gather(
-        self,
-        name: str,
-        ntype: str,
-        view: RowView,
-        ids: torch.Tensor,
-        dtype: torch.dtype,
-        out: torch.Tensor | None = None,
-    ) -> GatheredRows:
-        """Rows of nodes, wherever they are; collective.
+    def gather(self, reads: Sequence[TableRead]) -> list[GatheredRows]:
+        """Rows of nodes, wherever they are, of some tables; collective.
 
-        ``view`` are those that this machine has; other parameters are those of
-        :func:`dgl_mgpu.ops.gather_rows`, and the feature's name and its node type.
+        The machines ask each other once for as many tables as heads have words for.
         """
-        what = f"gather rows of '{name}'"
+        found: list[GatheredRows] = []
+        for first in range(0, len(reads), self._most_types):
+            found += self._gather(reads[first : first + self._most_types])
+        return found
+
+    def _gather(self, reads: Sequence[TableRead]) -> list[GatheredRows]:
+        what = f"gather rows of {', '.join(repr(read.table.name) for read in reads)}"
         with self._told(what):
-            ids = check_ids(ids, what, view.tiers.device)
-        # Kernels cannot read what is on disk: such rows are this machine's answer to itself.
-        all_are_received = view.disk is not None
-        asked = self._ask(what, [_Wanted(ids, view, ntype)], None, sends_own=all_are_received)
+            wanted = [
+                # Kernels cannot read what is on disk: such rows are an answer to oneself.
+                _Wanted(
+                    check_ids(read.ids, what, read.view.tiers.device),
+                    read.view,
+                    read.table.ntype,
+                    sends_own=read.view.disk is not None,
+                )
+                for read in reads
+            ]
+        asked = self._ask(what, wanted, None)
         if not asked.counts.to_others:
-            return GatheredRows(gather_rows(view, ids, out=out, dtype=dtype), view, ids, 0)
-        (places,), (sent,), (received,) = asked.places, asked.counts.sent, asked.counts.received
-        parts = asked.of_type(0)
+            return [
+                GatheredRows(
+                    gather_rows(read.view, read.ids, out=read.out, dtype=read.dtype),
+                    read.view,
+                    read.ids,
+                    0,
+                )
+                for read in reads
+            ]
+        return [self._received(read, asked, number) for number, read in enumerate(reads)]
+
+    def _received(self, read: TableRead, asked: _Asked, number: int) -> GatheredRows:
+        """The rows of a table, one of those that machines have asked each other for."""
+        view, places = read.view, asked.places[number]
+        parts, (before, ends) = asked.of_type(number), asked.sent(number)
         answer = gather_rows(view, torch.cat(parts), dtype=view.dtype)
-        rows = self._machines.all_to_all(answer, received, sent)
-        both = self._with_received((name, ntype), view, rows, sent, asked.ids.shape[1])
-        found = gather_rows(both, places, out=out, dtype=dtype)
-        if all_are_received:
-            mine = self._machines.rank
-            return GatheredRows(found, view, parts[mine], len(rows) - len(parts[mine]))
+        sent = [end - begin for begin, end in zip(before, ends, strict=True)]
+        rows = self._machines.all_to_all(answer, [len(part) for part in parts], sent)
+        both = self._with_received(read.table, view, rows, before, ends, asked.ids.shape[1])
+        found = gather_rows(both, places, out=read.out, dtype=read.dtype)
+        if view.disk is not None:
+            mine = parts[self._machines.rank]
+            return GatheredRows(found, view, mine, len(rows) - len(mine))
         return GatheredRows(found, both, places, len(rows))
 
     def _with_received(
         self,
-        table: tuple[str, str],
+        table: RemoteTable,
         view: RowView,
-        received: torch.Tensor,
-        counts: list[int],
+        rows: torch.Tensor,
+        before: list[int],
+        ends: list[int],
         room: int,
     ) -> RowView:
-        """Rows received of machines, as many as are counted, each in a tier; then those here."""
-        first = len(counts) * room
-        known = self._tiers.get(table)
+        """Rows received of machines, each in a tier, and then those here.
+
+        They are those of ids ``before`` to ``ends`` of the message to each machine.
+        """
+        device, first, size = view.tiers.device, len(ends) * room, len(ends)
+        # What one stream has made, another might read too early.
+        key = table.name, table.ntype, current_stream(device) if device.type == "cuda" else 0
+        known = self._tiers.get(key)
         if known is not None and known[0] is view.tiers and known[1] == room:
-            both = known[2]
+            tiers = known[2]
         else:
-            of_machines = [
-                [machine * room, (machine + 1) * room, 1, machine] for machine in range(len(counts))
-            ]
-            here = view.tiers + to_device([first, first, 0, len(counts)], view.tiers.device)
-            both = torch.cat([to_device(of_machines, view.tiers.device), here])
-            self._tiers[table] = view.tiers, room, both
-        begins = itertools.accumulate(counts[:-1], initial=0)
-        addresses = [received.data_ptr() + begin * view.row_bytes for begin in begins]
+            of_machines = [[n * room, (n + 1) * room, 1, n] for n in range(size)]
+            here = view.tiers + to_device([first, first, 0, size], device)
+            tiers = torch.cat([to_device(of_machines, device), here])
+            self._tiers[key] = view.tiers, room, tiers
+        addresses, address = [], rows.data_ptr()
+        for begin, end in zip(before, ends, strict=True):
+            addresses.append(address - begin * view.row_bytes)
+            address += (end - begin) * view.row_bytes
         return with_fields(
             view,
-            tiers=both,
-            pointers=torch.cat([to_device(addresses, view.pointers.device), view.pointers]),
+            tiers=tiers,
+            pointers=torch.cat([to_device(addresses, device), view.pointers]),
             num_rows=first + view.num_rows,
             position=view.position[:0],
-            owner=(view.owner, received),
+            owner=(view.owner, rows),
             host_start=view.host_start if view.host_start < 0 else first + view.host_start,
             disk=None,
             address=0,
@@ -394,7 +431,6 @@ class OtherMachines:
                 for (etype, view), of_type in zip(views.items(), ids, strict=True)
             ],
             key,
-            sends_own=True,
         )
 
         def sample(keys: Sequence[SampleKey], ids: Sequence[Sequence[torch.Tensor]]) -> _Edges:
@@ -464,55 +500,39 @@ class OtherMachines:
         with self._told(what):
             seeds = to_idtype(seeds, view, view.num_rows)
             raise_faults(self._device, wait=False)
-        asked = self._ask(what, [_Wanted(seeds, view, etype[2])], key, sends_own=True)
+        asked = self._ask(what, [_Wanted(seeds, view, etype[2])], key)
         num_seeds = max(sum(head[NOTES : NOTES + size]) for head in asked.heads)
         most_of_all = most_nodes(num_seeds, of_hops, view.num_rows)
         most = most_nodes(len(seeds), of_hops, view.num_rows)
         if most_of_all is None or most is None:
             return None
         network = Network(
-            self._owners[etype[2]],
-            self._head_words,
-            self._dtype,
-            size,
-            self._machines.all_to_all,
+            self._owners[etype[2]], self._head_words, self._dtype, size, self._machines.all_to_all
         )
+        options = [
+            [
+                HopOptions(fanout, replace, with_fields(of, hop=key.hop + number).fold(), view.sms)
+                for of in asked.keys
+            ]
+            for number, fanout in enumerate(of_hops)
+        ]
         space = workspace(self._device)
-        rooms: list[tuple[Hashable, int]] = []  # of the rounds after the first
+        batch = MachineBatch(space, view, seeds, most, network)
+        hops = _Hops(what, notes, self._messages, options, most_of_all)
 
-        def room_of(like: Hashable, guess: int) -> int:
-            rooms.append((like, self._messages.room(like, guess)))
-            return rooms[-1][1]
-
-        with space.lock:
-            batch = MachineBatch(space, view, seeds, most, network)
-            for number, fanout in enumerate(of_hops):
-                if number == 0:
-                    (places,), messages = asked.places, asked.messages
-                    num_ids = asked.ids.shape[1]
-                else:
-                    # At first it is taken that machines are asked for much the same.
-                    guess = min(most_of_all[number], 2 * most_of_all[number] // size)
-                    num_ids = room_of((what, "ids", number), guess)
-                    places, messages = batch.ask(num_ids, notes)
-                room = Room(num_ids, room_of((what, "edges", number), num_ids * fanout))
-                keys = (with_fields(of, hop=key.hop + number) for of in asked.keys)
-                options = [HopOptions(fanout, replace, of.fold(), view.sms) for of in keys]
-                batch.sample(MachineHop(options, room), places, messages, notes)
-            batch.expect_reports()
+        def launch() -> None:
+            with space.lock:
+                hops.launch(batch, asked)
 
         def finish() -> list[EtypeBlock]:
-            heads_of, hops = batch.finish()
-            for heads, (like, room) in zip(heads_of, rooms, strict=True):
-                needed = max(max(head[NOTES : NOTES + size]) for head in heads)
-                if not self._messages.learn(like, needed, room):
-                    # What came after is not true.
-                    again = self.sample_hops_async(views, seeds, fanouts, key, replace=replace)
-                    assert again is not None  # as the first time
-                    return again.result()
-            return _blocks(etype, hops)
+            heads, sampled = batch.finish()
+            if hops.had_room(heads):
+                return _blocks(etype, sampled)
+            again = self.sample_hops_async(views, seeds, fanouts, key, replace=replace)
+            assert again is not None  # as the first time
+            return again.result()
 
-        return SampleFuture(finish)
+        return SampleFuture(finish, launch)
 
     def walk_step(
         self,
@@ -585,9 +605,7 @@ class OtherMachines:
             self._exchange(("after", self._last), what, None)
             self._raise(what, error)
 
-    def _ask(
-        self, what: str, wanted: Sequence[_Wanted], key: SampleKey | None, *, sends_own: bool
-    ) -> _Asked:
+    def _ask(self, what: str, wanted: Sequence[_Wanted], key: SampleKey | None) -> _Asked:
         """Ask the owners of ids, and learn what they all ask for."""
         places: list[torch.Tensor] = []
         notes, size = _notes(_OK, what, key), self._machines.size
@@ -602,7 +620,7 @@ class OtherMachines:
                     each.view.position,
                     each.view.num_rows,
                     self._owners[each.ntype],
-                    RequestOptions(notes, number, sends_own),
+                    RequestOptions(notes, number, each.sends_own),
                 )
                 for number, each in enumerate(wanted)
             ]
@@ -734,6 +752,50 @@ class OtherMachines:
             f"a rank of machine {rank} is to {other} meanwhile",
             "have all ranks of the job sample and read the same in the same order",
         )
+
+
+@dataclass(frozen=True)
+class _Hops:
+    """The rounds of hops that are launched without waits between them.
+
+    ``options`` are by hop and by machine that asks, and ``most`` the most nodes of any rank before
+    each hop.
+    """
+
+    what: str
+    notes: tuple[int, ...]
+    messages: Messages
+    options: list[list[HopOptions]]
+    most: list[int]
+    #: What messages of each round but the first are like, and their room.
+    rooms: list[tuple[Hashable, int]] = field(default_factory=list)
+
+    def launch(self, batch: MachineBatch, asked: _Asked) -> None:
+        """Launch all hops; ``asked`` is what machines ask each other of the first one."""
+        (places,), received, num_ids = asked.places, asked.messages, asked.ids.shape[1]
+        for number, options in enumerate(self.options):
+            if number:
+                # At first it is taken that machines are asked for much the same.
+                guess = min(self.most[number], 2 * self.most[number] // len(options))
+                num_ids = self._room("ids", number, guess)
+                places, received = batch.ask(num_ids, self.notes)
+            num_edges = self._room("edges", number, num_ids * options[0].fanout)
+            hop = MachineHop(options, Room(num_ids, num_edges))
+            batch.sample(hop, places, received, self.notes)
+        batch.expect_reports()
+
+    def had_room(self, heads_of: Sequence[list[list[int]]]) -> bool:
+        """Whether there was room for all; ``heads_of`` each round but the first."""
+        for heads, (like, room) in zip(heads_of, self.rooms, strict=True):
+            needed = max(max(head[NOTES : NOTES + len(heads)]) for head in heads)
+            if not self.messages.learn(like, needed, room):
+                return False  # and what came after is not true
+        return True
+
+    def _room(self, what: str, number: int, guess: int) -> int:
+        like = self.what, what, number
+        self.rooms.append((like, self.messages.room(like, guess)))
+        return self.rooms[-1][1]
 
 
 def _blocks(etype: CanonicalEtype, hops: MachineHops) -> list[EtypeBlock]:
