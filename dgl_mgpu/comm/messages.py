@@ -56,7 +56,7 @@ class Messages:
 
     def room(self, like: Hashable, guess: int) -> int:
         """Room for messages like those before, or about ``guess`` where there was none yet."""
-        return self._rooms.get(like, guess + guess % 2)
+        return self._rooms.get(like, max(guess + guess % 2, _SPARE))
 
     def learn(self, like: Hashable, needed: int, room: int) -> bool:
         """Note how much room the longest of these messages needed; whether there was enough.

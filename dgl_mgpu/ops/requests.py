@@ -72,7 +72,12 @@ class RequestMessages(NamedTuple):
 
 def head_words(machines: int, calls: int) -> int:
     """Words of a head of messages to which so many calls write."""
-    return NOTES + calls * (machines + 1)
+    return first_word(calls, machines)
+
+
+def first_word(number: int, machines: int) -> int:
+    """Which word of a head is the first of those that a call writes, by its number."""
+    return NOTES + number * (machines + 1)
 
 
 @Operator
@@ -145,7 +150,7 @@ def _write_requests_cpu(
         into = to.ids[machine, before[machine] :]
         into[: len(part)] = part[: len(into)]
     to.counts[number, :machines] = before + counts[:machines]
-    first = NOTES + number * (machines + 1)
+    first = first_word(number, machines)
     to.heads[:, :NOTES] = torch.tensor(notes)
     to.heads[:, first : first + machines] = to.counts[number, :machines]
     to.heads[:, first + machines] = bad[0] if bad else -1
