@@ -124,6 +124,11 @@ class Batches:
                 return sample_hops_async(self._loader.graph_sampler, self._collate.g, nodes, seeds)
             return start(self._collate.g, nodes, on_host=seeds)
 
+    def go_on(self, future: SampleFuture[Any]) -> None:
+        """Start what is left of the samples of a future."""
+        with stage("sample"):
+            future.go_on()
+
     def make(self, number: int, seeds: Any, future: SampleFuture[Any] | None = None) -> Any:
         """Sample a batch and fetch its features, as DGL does or into a slot."""
         if future is None:

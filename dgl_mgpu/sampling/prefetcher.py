@@ -39,6 +39,12 @@ class Source(Protocol[BatchOut]):
         ``future`` is what :meth:`start` returned on the same stream, if it was called.
         """
 
+    def go_on(self, future: Any) -> None:
+        """Start what is left of the samples of a future, which the batch before need not wait for.
+
+        Called where other ranks take part in making a batch.
+        """
+
     def dependencies(self) -> object:
         """A snapshot of what else batches depend on and the script may change; keeps it alive."""
 
@@ -268,7 +274,7 @@ class Prefetcher(Iterator[Batch]):
             finally:
                 entry.future = None
                 entry.event = side_stream.record_event()
-            if self._started is not None and self._started.future is not None:
+            if self._in_lockstep and self._started is not None:
                 self._go_on(self._started, side_stream)
         added = self._source.new_shared_state()
         if added is not None:
@@ -280,9 +286,10 @@ class Prefetcher(Iterator[Batch]):
         return True
 
     def _go_on(self, started: _Entry[Batch], side_stream: SideStream) -> None:
-        """Start what is left of a batch's sampling, which the batch before need not wait for."""
+        """Start what is left of a batch's sampling."""
         try:
-            started.future.go_on()
+            if started.future is not None:
+                self._source.go_on(started.future)
         except Exception as error:
             started.error = error
         finally:

@@ -74,24 +74,31 @@ class Traffic:
             if self.is_counting:
                 if gathered is None:
                     assert isinstance(table.view, RowView)
-                    self._count(name, table, table.view, ids, len(ids))
+                    self._count(name, table, table.view, ids)
                 else:
-                    num_remote = gathered.num_received
-                    num_here = len(ids) - num_remote
+                    num_here = len(gathered.rows) - gathered.num_received
                     self._count(name, table, gathered.view, gathered.ids, num_here)
-                    self._remote[name, table] += num_remote
+                    self._remote[name, table] += gathered.num_received
                 self.seconds += time.perf_counter() - begin
             for watch in self.watchers:
                 watch(table, ids)
 
     def _count(
-        self, name: str, table: Table, view: RowView, ids: torch.Tensor, num_here: int
+        self,
+        name: str,
+        table: Table,
+        view: RowView,
+        ids: torch.Tensor,
+        num_here: int | None = None,
     ) -> None:
-        """Count the rows of ``ids`` in ``view``, whose last segments are the table's."""
+        """Count the rows of ``ids`` in ``view``, whose last segments are the table's.
+
+        ``num_here`` of them are in these; all, if it is None.
+        """
         device = table.device
         assert isinstance(table.view, RowView)
         if table.view.pointers.shape[0] == 1:
-            self._single[name, table] += num_here
+            self._single[name, table] += ids.shape[0] if num_here is None else num_here
         else:
             stream = current_stream(device) if device.type == "cuda" else 0
             key = name, table, view.pointers.shape[0], stream
