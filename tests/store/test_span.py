@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -168,20 +169,26 @@ def four_ranks() -> Iterator[RankProcesses]:
     processes.close()
 
 
+@contextlib.contextmanager
+def _emulated_gpus(store: GlobalStore) -> Iterator[EmulatedDriver]:
+    """Sample over machines by the kernels for GPUs, which an emulator runs."""
+    driver = EmulatedDriver()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(device, "driver", driver)
+        patch.setattr(store.graph._structure.others, "_have_gpus", True)
+        yield driver
+
+
 def _by_kernels() -> None:
-    """As on GPUs, whose kernels an emulator runs."""
     g, rank = power_law(), dist.get_rank()
     draw = torch.Generator().manual_seed(rank)
     seeds = torch.randperm(NODES, generator=draw)
     with (
         GlobalStore.from_dgl(g, seed=5, span="job", replica_ratio=0.1) as store,
-        pytest.MonkeyPatch.context() as patch,
+        _emulated_gpus(store) as driver,
     ):
-        driver = EmulatedDriver()
-        patch.setattr(device, "driver", driver)
         others, (etype,) = store.graph._structure.others, g.canonical_etypes
         assert others is not None
-        patch.setattr(others, "_have_gpus", True)
         for options in {}, {"replace": True}:
             sampler = NeighborSampler([3, 4], prefetch_node_feats=["feat"], **options)
             _assert_same_batches(g, store, sampler, seeds[: 35 + rank])
@@ -454,7 +461,7 @@ def test_a_hop_takes_two_collectives_and_features_one_more_than_they_are(
         assert max(counts[1:]) <= 18 and sum(counts[1:]) <= 9 * 13
 
 
-def _made_ahead() -> None:
+def _made_ahead(by_kernels: bool) -> None:
     g, rank = power_law(), dist.get_rank()
     draw = torch.Generator().manual_seed(rank)
     seeds = torch.randperm(NODES, generator=draw)[:200]
@@ -464,9 +471,12 @@ def _made_ahead() -> None:
         GlobalStore.from_dgl(g, seed=5, span="job", replica_ratio=0.1) as store,
         GlobalStore.from_dgl(g, seed=5) as whole,
         pytest.MonkeyPatch.context() as patch,
+        contextlib.ExitStack() as stack,
     ):
         expected = _batches(whole.graph, seeds, sampler)
         patch.setattr(dataloading, "side_stream_of", lambda device: side_stream)
+        if by_kernels:
+            stack.enter_context(_emulated_gpus(store))
         store.graph.set_epoch(1)
         loader = dgl.dataloading.DataLoader(store.graph, seeds, sampler, batch_size=16)
         for number, ((inputs, _, blocks), (other, _, _)) in enumerate(
@@ -483,8 +493,9 @@ def _made_ahead() -> None:
         assert sum(event.on_side_stream for event in records) >= len(expected) - 1
 
 
-def test_batches_are_made_ahead_on_all_ranks_alike(ranks: RankProcesses) -> None:
-    ranks.run(on_machines, "abc", _made_ahead)
+@pytest.mark.parametrize("by_kernels", [False, True])
+def test_batches_are_made_ahead_on_all_ranks_alike(ranks: RankProcesses, by_kernels: bool) -> None:
+    ranks.run(on_machines, "abc", _made_ahead, by_kernels)
 
 
 def _chosen(little: str) -> tuple[bool, int]:
