@@ -17,9 +17,10 @@ struct SampleRoom {
   int64 edges;
 };
 
-// The samples of the ids that each machine has asked for, into a message to it. Those for machine m
-// are in `indptrs` from m * (room.ids + 1) on, and their edges from where those of the machine before
-// end, of which `ends` has every second word.
+// The samples of the ids that each other machine has asked for, into a message to it. Those for
+// machine m are in `indptrs` from m * (room.ids + 1) on, and their edges from where those of the
+// machine before end, of which `ends` has every second word. This machine's own end where it says,
+// too, and go nowhere.
 template <typename Id, typename Sent>
 __global__ void __launch_bounds__(kThreads)
     write_samples(const Messages asked, int64 num_machines, int64 machine, const int64* indptrs,
@@ -27,9 +28,24 @@ __global__ void __launch_bounds__(kThreads)
                   const SampleRoom room, const __grid_constant__ Notes notes) {
   const int64 first = static_cast<int64>(blockIdx.x) * kThreads + threadIdx.x;
   const int64 step = static_cast<int64>(gridDim.x) * kThreads;
+  const auto begin_for = [&](int64 to) -> int64 {
+    const int64 before = to - 1 == machine ? to - 2 : to - 1;
+    return to == machine || before < 0 ? 0 : ends[2 * before];
+  };
   for (int64 to = 0; to < num_machines; ++to) {
+    for (int64 word = first; word <= kNotes + num_machines; word += step) {
+      const int64 other = word - kNotes;
+      int64 value = -1;
+      if (other < 0) {
+        value = notes.words[word];
+      } else if (other < num_machines) {
+        value = ends[2 * other] - begin_for(other);
+      }
+      answers.Head(to)[word] = value;
+    }
+    if (to == machine) continue;
     const int64 num_ids = count_of(room.ids, asked.Head(to) + kNotes + machine);
-    const int64 begin = to == 0 ? 0 : ends[2 * (to - 1)], count = ends[2 * to] - begin;
+    const int64 begin = begin_for(to), count = ends[2 * to] - begin;
     Sent* const starts = answers.Elements<Sent>(to);
     Sent* const to_neighbors = starts + room.starts;
     for (int64 i = first; i <= num_ids; i += step) {
@@ -39,48 +55,60 @@ __global__ void __launch_bounds__(kThreads)
       to_neighbors[edge] = static_cast<Sent>(neighbors[begin + edge]);
       to_neighbors[room.edges + edge] = static_cast<Sent>(eids[begin + edge]);
     }
-    for (int64 word = first; word <= kNotes + num_machines; word += step) {
-      const int64 other = word - kNotes;
-      int64 value = -1;
-      if (other < 0) {
-        value = notes.words[word];
-      } else if (other < num_machines) {
-        value = ends[2 * other] - (other == 0 ? 0 : ends[2 * (other - 1)]);
-      }
-      answers.Head(to)[word] = value;
-    }
   }
 }
 
+// The edges of ids that this machine has itself.
+template <typename Id>
+struct OwnEdges {
+  const int64* indptr;
+  const Id* neighbors;
+  const Id* eids;
+};
+
 // The edges of one id among those received. Where messages had too little room what they say is not
 // true: an id has no edges rather than some that are nowhere, and no neighbors that are no nodes.
-template <typename Sent>
-struct ReceivedEdges {
-  const Sent* neighbors;
-  const Sent* eids;
-  int64 count;
+template <typename Id, typename Sent>
+struct EdgesOfId {
+  const Sent* received = nullptr;
+  const Id* own = nullptr;
+  int64 to_eids = 0;  // from an edge's neighbor to its id, of those received
+  const Id* own_eids = nullptr;
+  int64 count = 0;
 
-  __device__ ReceivedEdges(const Messages& received, int64 num_machines, const SampleRoom& room,
-                           int64 fanout, int64 place)
-      : neighbors(nullptr), eids(nullptr), count(0) {
+  __device__ EdgesOfId(const Messages& messages, const OwnEdges<Id>& mine, int64 num_machines,
+                       const SampleRoom& room, int64 fanout, int64 place) {
+    if (place < 0) return;
     const int64 machine = place / room.ids, slot = place % room.ids;
-    if (machine >= num_machines) return;
-    const Sent* starts = received.Elements<Sent>(machine);
+    if (machine >= num_machines) {
+      const int64 at = place - num_machines * room.ids, begin = mine.indptr[at];
+      own = mine.neighbors + begin;
+      own_eids = mine.eids + begin;
+      count = mine.indptr[at + 1] - begin;
+      return;
+    }
+    const Sent* starts = messages.Elements<Sent>(machine);
     const int64 begin = starts[slot], end = starts[slot + 1];
     if (begin < 0 || end < begin || end - begin > fanout || end > room.edges) return;
-    neighbors = starts + room.starts + begin;
-    eids = neighbors + room.edges;
+    received = starts + room.starts + begin;
+    to_eids = room.edges;
     count = end - begin;
+  }
+  __device__ __forceinline__ Id Neighbor(int64 edge) const {
+    return own == nullptr ? static_cast<Id>(received[edge]) : own[edge];
+  }
+  __device__ __forceinline__ Id EdgeId(int64 edge) const {
+    return own == nullptr ? static_cast<Id>(received[to_eids + edge]) : own_eids[edge];
   }
 };
 
 // The edges of all ids, in the order of these, of what all machines have sent. `places` are those of
-// ids, `num_edges` gets how many edges there are.
+// the ids, `num_edges` gets how many edges there are.
 template <typename Id, typename Sent>
 __global__ void __launch_bounds__(kThreads)
     join_samples(const int64* places, int64 most_ids, const int64* exact_ids,
-                 const Messages received, int64 num_machines, const SampleRoom room, int64 fanout,
-                 int64 num_nodes, int64* indptr, Id* neighbors, Id* eids, uint64* control_words, int64* num_edges) {
+                 const Messages received, const OwnEdges<Id> own, int64 num_machines,
+                 const SampleRoom room, int64 fanout, int64 num_nodes, int64* indptr, Id* neighbors, Id* eids, uint64* control_words, int64* num_edges) {
   const GridControl control{control_words};
   GridBarrier barrier(control);
   const int64 count = count_of(most_ids, exact_ids);
@@ -90,7 +118,7 @@ __global__ void __launch_bounds__(kThreads)
     const int64 i = start + threadIdx.x;
     const int64 of_id =
         i < mine.end
-            ? ReceivedEdges<Sent>(received, num_machines, room, fanout, places[i]).count
+            ? EdgesOfId<Id, Sent>(received, own, num_machines, room, fanout, places[i]).count
             : 0;
     const Sum sum = block_sum<kThreads>(of_id);
     if (i < mine.end) indptr[i] = size + sum.before;
@@ -103,14 +131,14 @@ __global__ void __launch_bounds__(kThreads)
   const int lane = threadIdx.x % kLanes;
   const uint32 mask = ((1u << kLanes) - 1) << (threadIdx.x % 32 / kLanes * kLanes);
   for (int64 i = mine.begin + threadIdx.x / kLanes; i < mine.end; i += kThreads / kLanes) {
-    const ReceivedEdges<Sent> of_id(received, num_machines, room, fanout, places[i]);
+    const EdgesOfId<Id, Sent> of_id(received, own, num_machines, room, fanout, places[i]);
     const int64 to = edges.before + indptr[i];
     __syncwarp(mask);
     if (lane == 0) indptr[i] = to;
     for (int64 edge = lane; edge < of_id.count; edge += kLanes) {
-      const Id neighbor = static_cast<Id>(of_id.neighbors[edge]);
+      const Id neighbor = of_id.Neighbor(edge);
       neighbors[to + edge] = neighbor < 0 || neighbor >= num_nodes ? 0 : neighbor;
-      eids[to + edge] = static_cast<Id>(of_id.eids[edge]);
+      eids[to + edge] = of_id.EdgeId(edge);
     }
   }
   if (blockIdx.x == 0 && threadIdx.x == 0) {

@@ -25,11 +25,12 @@ __device__ __forceinline__ int owner_of(int64 id, const int64* bounds, int num_m
 
 // `counts` has for each call to the same messages a row: ids for each machine, of this call and
 // those before; blocks that are done; and how far before the end of the ids the first bad one is.
+// `own` gets the ids of rows that are here; if it is null, their places are those of the rows.
 template <typename Id, typename Position, typename Sent>
 __global__ void __launch_bounds__(kThreads)
     write_requests(const Id* ids, int64 most_ids, const int64* exact_ids, const Position* position,
                    int64 num_rows, const int64* bounds, int64 num_machines, int64 machine,
-                   int64 sends_own, const Messages messages, int64 room,
+                   Sent* own, const Messages messages, int64 room,
                    const __grid_constant__ Notes notes, int64 number, int64* counts,
                    int64* places) {
   __shared__ int block_counts[kMostMachines];
@@ -60,7 +61,7 @@ __global__ void __launch_bounds__(kThreads)
         continue;
       }
       const int64 at = position == nullptr ? id[u] : static_cast<int64>(position[id[u]]);
-      if (at >= 0 && sends_own == 0) {
+      if (at >= 0 && own == nullptr) {
         places[i] = num_machines * room + at;
         continue;
       }
@@ -71,15 +72,23 @@ __global__ void __launch_bounds__(kThreads)
     for (int other = threadIdx.x; other < machines; other += kThreads) {
       if (block_counts[other] == 0) continue;
       const int64 first = atomicAdd(mine + other, static_cast<uint64>(block_counts[other]));
-      firsts[other] = first + (before == nullptr ? 0 : before[other]);
+      const bool is_own = own != nullptr && other == machine;
+      firsts[other] = first + (before == nullptr || is_own ? 0 : before[other]);
     }
     __syncthreads();
 #pragma unroll
     for (int u = 0; u < kAtOnce; ++u) {
       if (owner[u] < 0) continue;
       const int64 i = tile + u * kThreads + threadIdx.x, at = firsts[owner[u]] + slot[u];
-      places[i] = owner[u] * room + at;
-      if (at < room) messages.Elements<Sent>(owner[u])[at] = static_cast<Sent>(id[u]);
+      if (own != nullptr && owner[u] == machine) {
+        own[at] = static_cast<Sent>(id[u]);
+        places[i] = num_machines * room + at;
+      } else if (at < room) {
+        messages.Elements<Sent>(owner[u])[at] = static_cast<Sent>(id[u]);
+        places[i] = owner[u] * room + at;
+      } else {
+        places[i] = -1;
+      }
     }
     __syncthreads();
   }

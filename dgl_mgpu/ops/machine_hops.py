@@ -1,8 +1,8 @@
 """All hops of a mini-batch, uniformly, of edges that several machines have, on CUDA.
 
 Nothing waits between hops.  Each is these kernels, launched for as many ids as there may be: ids go
-to the machines that have their edges, this one among them (:mod:`dgl_mgpu.ops.requests`); each
-machine samples what it was asked for, and answers; a machine joins what it receives, in the order
+to the machines that have their edges (:mod:`dgl_mgpu.ops.requests`); each machine samples what it
+was asked for and what it has itself, and answers; a machine joins what it receives, in the order
 of its ids, and numbers the nodes.  How many there are kernels read from the heads of messages,
 where kernels before them have left it.
 
@@ -155,32 +155,49 @@ class MachineBatch:
         self._edges: list[Edges] = []
         self._reports: list[Tensor] = []
 
-    def ask(self, room: int, notes: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Ask for edges of the nodes so far: where answers will be, and what is asked here."""
+    def ask(self, room: int, notes: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
+        """Ask for edges of the nodes so far.
+
+        Returns where the answers will be, the nodes whose edges are here, and what other machines
+        ask for.
+        """
         size, network = self._network.num_machines, self._network
         messages = network.new_messages(room, self._device)
         counts = torch.zeros(1, size + 2, dtype=torch.int64, device=self._device)
+        ids = self._ids
+        own = torch.empty(ids.most, dtype=network.dtype, device=self._device)
         places = launch_requests(
             RequestMessages(messages, counts, network.head_words),
-            self._ids,
+            ids,
             self._view.position,
             self._view.num_rows,
             network.owners,
-            RequestOptions(notes, 0, True),
+            RequestOptions(notes, 0),
+            own,
         )
         asked = network.exchange(messages)
         self._reports.append(network.heads(asked))
-        return places, asked
+        return places, own, asked
 
-    def sample(self, hop: MachineHop, places: Tensor, asked: Tensor, notes: Sequence[int]) -> None:
-        """Sample what is asked here, and number the nodes of what others answer."""
+    def sample(
+        self,
+        hop: MachineHop,
+        places: Tensor,
+        own: Tensor,
+        asked: Tensor,
+        notes: Sequence[int],
+    ) -> None:
+        """Sample what is asked here, and number the nodes of that and of what others answer.
+
+        Parameters are the hop, what :meth:`ask` has returned, and notes of the answers' heads.
+        """
         network, room, ids, size = self._network, hop.room, self._ids, len(asked)
         rooms = gpu.struct(room.ids, room.starts, room.edges)
         report = torch.empty(
             _SAMPLED * size + 1 + _NUMBERED, dtype=torch.int64, device=self._device
         )
         ends, total = report[1:], report[_SAMPLED * size : _SAMPLED * size + 1]
-        samples = self._sample_asked(hop, asked, report)
+        samples, mine = self._sample_asked(hop, own, asked, report)
         answers = network.new_messages(room.starts + 2 * room.edges, self._device)
         write = _kernel("write_samples", self._nodes.dtype, network.dtype)
         wanted = -(-room.edges // (_COPIES * _THREADS))
@@ -198,8 +215,9 @@ class MachineBatch:
         blocks = gpu.blocks_within(join, _THREADS, -(-_LANES * ids.most // _THREADS), self._device)
         join(
             blocks, _THREADS, places, ids.most, ids.exact,
-            messages_struct(received, network.head_words), size, rooms, hop.fanout,
-            self._view.num_cols, *joined, self._space.control(blocks), total, device=self._device,
+            messages_struct(received, network.head_words), gpu.struct(*mine), size, rooms,
+            hop.fanout, self._view.num_cols, *joined, self._space.control(blocks), total,
+            device=self._device,
         )  # fmt: skip
         numbered, most = report[-_NUMBERED:], self._most[len(self._edges) + 1]
         number_nodes(self._space, ids, joined.neighbors, total, most, numbered)
@@ -217,29 +235,39 @@ class MachineBatch:
         indptr = torch.empty(num_starts, dtype=torch.int64, device=self._device)
         return Edges(indptr, neighbors, torch.empty_like(neighbors))
 
-    def _sample_asked(self, hop: MachineHop, asked: Tensor, report: Tensor) -> Edges:
-        """The samples for each machine, one after the other; they end where ``report`` says."""
+    def _sample_asked(
+        self, hop: MachineHop, own: Tensor, asked: Tensor, report: Tensor
+    ) -> tuple[Edges, Edges]:
+        """Samples for the other machines, one after the other, and for this one.
+
+        They end where ``report`` says.
+        """
         network, size, most = self._network, len(asked), hop.room.ids
-        samples = self._new_edges(size * (most + 1), size * most * hop.fanout)
+        samples = self._new_edges(size * (most + 1), (size - 1) * most * hop.fanout)
+        mine = self._new_edges(len(own) + 1, len(own) * hop.fanout)
         ids = asked[:, network.head_elements :]
         counts = network.heads(asked)[:, NOTES + network.owners.machine]
         start = None
         for machine, options in enumerate(hop.by_machine):
             words = report[_SAMPLED * machine :]
-            out = HopOutputs(
-                samples.indptr[machine * (most + 1) :], start, samples.neighbors, samples.eids
-            )
+            if machine == network.owners.machine:
+                seeds = NodePrefix(own, len(own), counts[machine:])
+                out = HopOutputs(mine.indptr, None, mine.neighbors, mine.eids)
+            else:
+                seeds = NodePrefix(ids[machine], most, counts[machine:])
+                indptr = samples.indptr[machine * (most + 1) :]
+                out = HopOutputs(indptr, start, samples.neighbors, samples.eids)
+                start = words[1:]
             sample_hop(
                 self._space,
-                NodePrefix(ids[machine], most, counts[machine:]),
+                seeds,
                 tiered_rows(self._view),
                 options,
                 out,
                 words,
                 self._view.ordered_from,
             )
-            start = words[1:]
-        return samples
+        return samples, mine
 
     def expect_reports(self) -> None:
         """Queue the copy of all reports to the host, after the last hop."""

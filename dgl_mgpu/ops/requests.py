@@ -6,7 +6,8 @@ those of the calls before.  All heads are equal::
 
     notes | of each call: ids for each machine, of it and those before; a bad id's place, or -1
 
-A machine knows from them how much room all messages would need, also where an id found none.
+A machine knows from them how much room all messages would need, also where an id found none.  What
+is here is not sent, but listed or known by its position: the message to this machine is its head.
 """
 
 from __future__ import annotations
@@ -37,14 +38,10 @@ class Owners(NamedTuple):
 
 
 class RequestOptions(NamedTuple):
-    """How ids are written to messages.
-
-    ``sends_own``: ids of rows that this machine has go to itself, too.
-    """
+    """How ids are written to messages."""
 
     notes: Sequence[int]
     number: int  # of calls before
-    sends_own: bool
 
 
 class RequestMessages(NamedTuple):
@@ -88,6 +85,7 @@ def write_requests_op(
     num_rows: Size,
     owners: Owners,
     options: RequestOptions,
+    own: Written | None = None,
 ) -> Tensor:
     return torch.empty_like(ids, dtype=torch.int64)
 
@@ -99,6 +97,7 @@ def write_requests(
     num_rows: int,
     owners: Owners,
     options: RequestOptions,
+    own: Tensor | None = None,
 ) -> Tensor:
     """Write the ids that this machine does not have to the messages to their owners.
 
@@ -112,16 +111,20 @@ def write_requests(
         Of all machines together.
     owners : Owners
     options : RequestOptions
+    own : Tensor, the messages' dtype, shape (n,) or longer, optional
+        Gets the ids of rows that this machine has.
 
     Returns
     -------
     Tensor, int64, shape (n,)
         Where each id's answer will be: ``machine * room + place`` for the ``place``-th id in the
-        message to a machine, ``machines * room + position`` for an id that is in none.  The order
-        of the ids of a message is left open.
+        message to a machine, -1 if there was no room; of a row that this machine has,
+        ``machines * room`` and its place in ``own``, or its position where that is None.  The
+        order of the ids of a message, and of those in ``own``, is left open.
     """
-    return call("write_requests", (*to[:2],), to.head_words, ids, position, num_rows, *owners,
-                *options)  # fmt: skip
+    tensors = to.messages, to.counts
+    others = to.head_words, ids, position, num_rows, *owners, *options, own
+    return call("write_requests", tensors, *others)
 
 
 @write_requests_op.cpu
@@ -132,8 +135,9 @@ def _write_requests_cpu(
     num_rows: int,
     owners: Owners,
     options: RequestOptions,
+    own: Tensor | None,
 ) -> Tensor:
-    notes, number, sends_own = options
+    notes, number = options
     machines, room = to.ids.shape
     before = to.counts[number - 1, :machines] if number else torch.zeros(machines).long()
     is_bad = (ids < 0) | (ids >= num_rows)
@@ -141,22 +145,33 @@ def _write_requests_cpu(
     ids = torch.where(is_bad, 0, ids) if bad else ids
     at = position[ids].long() if position.numel() else ids.long()
     owner = torch.searchsorted(owners.bounds[1:-1], ids.long(), right=True)
-    owner[at >= 0] = owners.machine if sends_own else machines
+    owner[at >= 0] = owners.machine
     order = owner.argsort(stable=True)
-    counts = owner.bincount(minlength=machines + 1)
-    within = torch.empty_like(order)
-    within[order] = torch.arange(len(ids)) - (counts.cumsum(0) - counts).repeat_interleave(counts)
-    for machine, part in enumerate(ids[order].split(counts.tolist())[:machines]):
-        into = to.ids[machine, before[machine] :]
-        into[: len(part)] = part[: len(into)]
-    to.counts[number, :machines] = before + counts[:machines]
+    counts = owner.bincount(minlength=machines)
+    begins = before.clone()
+    begins[owners.machine] = 0
+    within = begins.repeat_interleave(counts)
+    within += torch.arange(len(ids)) - (counts.cumsum(0) - counts).repeat_interleave(counts)
+    places = torch.empty_like(within)
+    places[order] = torch.where(within < room, owner[order] * room + within, -1)
+    parts = ids[order].split(counts.tolist())
+    for machine, part in enumerate(parts):
+        if machine != owners.machine:
+            into = to.ids[machine, begins[machine] :]
+            into[: len(part)] = part[: len(into)]
+    if own is None:
+        places = torch.where(at >= 0, machines * room + at, places)
+        counts[owners.machine] = 0
+    else:
+        mine = parts[owners.machine]
+        own[: len(mine)] = mine
+        places[at >= 0] = machines * room + torch.arange(len(mine))
+    to.counts[number, :machines] = before + counts
     first = first_word(number, machines)
     to.heads[:, :NOTES] = torch.tensor(notes)
     to.heads[:, first : first + machines] = to.counts[number, :machines]
     to.heads[:, first + machines] = bad[0] if bad else -1
-    starts = torch.arange(machines + 1) * room
-    starts[:machines] += before
-    return starts[owner] + torch.where(owner < machines, within, at)
+    return places
 
 
 _THREADS, _AT_ONCE, _MOST_MACHINES = 256, 4, 1024
@@ -176,8 +191,9 @@ def _write_requests_cuda(
     num_rows: int,
     owners: Owners,
     options: RequestOptions,
+    own: Tensor | None,
 ) -> Tensor:
-    return launch_requests(to, NodePrefix(ids, len(ids)), position, num_rows, owners, options)
+    return launch_requests(to, NodePrefix(ids, len(ids)), position, num_rows, owners, options, own)
 
 
 def launch_requests(
@@ -187,6 +203,7 @@ def launch_requests(
     num_rows: int,
     owners: Owners,
     options: RequestOptions,
+    own: Tensor | None,
 ) -> Tensor:
     """As :func:`write_requests` on CUDA, of ids that the host need not know the number of."""
     messages, device = to.messages, ids.nodes.device
@@ -203,7 +220,7 @@ def launch_requests(
     kernel(
         gpu.blocks_within(kernel, _THREADS, wanted, device), _THREADS, *ids,
         position_pointer(position), num_rows, owners.bounds, machines, owners.machine,
-        options.sends_own, messages_struct(messages, to.head_words), width - to.head_elements,
+        own, messages_struct(messages, to.head_words), width - to.head_elements,
         gpu.packed(options.notes), options.number, to.counts, places, device=device,
     )  # fmt: skip
     return places

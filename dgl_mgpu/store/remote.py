@@ -170,12 +170,11 @@ class OtherMachines:
         what = f"gather rows of {', '.join(repr(read.table.name) for read in reads)}"
         with self._rounds.told(what):
             wanted = [
-                # Kernels cannot read what is on disk: such rows are an answer to oneself.
                 Wanted(
                     check_ids(read.ids, what, read.view.tiers.device),
                     read.view,
                     read.table.ntype,
-                    sends_own=read.view.disk is not None,
+                    lists_own=read.view.disk is not None,
                 )
                 for read in reads
             ]
@@ -195,25 +194,39 @@ class OtherMachines:
     def _received(self, read: TableRead, asked: Asked, number: int) -> GatheredRows:
         """The rows of a table, one of those that machines have asked each other for."""
         view, places = read.view, asked.places[number]
-        received, sent = asked.received(number), asked.sent(number)
+        received, sent, rank = asked.received(number), asked.sent(number), self._machines.rank
         ids = received.of(asked.data)
+        ids[rank] = ids[rank][:0]
+        lengths = [list(of.lengths) for of in (received, sent)]
+        lengths[0][rank] = lengths[1][rank] = 0
         answer = gather_rows(view, torch.cat(ids), dtype=view.dtype)
-        rows = self._machines.all_to_all(answer, received.lengths, sent.lengths)
-        both = self._with_received(read.table, view, rows, sent, asked.data.shape[1])
+        rows = self._machines.all_to_all(answer, *lengths)
+        here, own = view, asked.own[number]
+        if own is not None:
+            # Kernels cannot read what is on disk: such rows are read before.
+            own = own[: received.lengths[rank]]
+            here = _all_of(gather_rows(view, own, dtype=view.dtype), view)
+        both = self._with_received(read.table, here, rows, sent, lengths[1], asked.data.shape[1])
         found = gather_rows(both, places, out=read.out, dtype=read.dtype)
-        if view.disk is not None:
-            mine = ids[self._machines.rank]
-            return GatheredRows(found, view, mine, len(rows) - len(mine))
+        if own is not None:
+            return GatheredRows(found, view, own, len(rows))
         return GatheredRows(found, both, places, len(rows))
 
     def _with_received(
-        self, table: RemoteTable, view: RowView, rows: torch.Tensor, sent: Spans, room: int
+        self,
+        table: RemoteTable,
+        view: RowView,
+        rows: torch.Tensor,
+        sent: Spans,
+        lengths: list[int],
+        room: int,
     ) -> RowView:
-        """Rows received of machines, each in a tier, and then those here.
+        """Rows received of machines, each in a tier, and then those of a view.
 
-        They are those of ids ``sent`` to each, in a message with this room.
+        They are those of as many ids as ``lengths`` says, from where ``sent`` begins in the message
+        to each, which has this room.
         """
-        device, size = view.tiers.device, len(sent.ends)
+        device, size = view.tiers.device, len(lengths)
         first = size * room
         # What one stream has made, another might read too early.
         key = table.name, table.ntype, current_stream(device) if device.type == "cuda" else 0
@@ -226,9 +239,9 @@ class OtherMachines:
             tiers = torch.cat([to_device(of_machines, device), here])
             self._tiers[key] = view.tiers, room, tiers
         addresses, address = [], rows.data_ptr()
-        for begin, end in zip(sent.begins, sent.ends, strict=True):
+        for begin, length in zip(sent.begins, lengths, strict=True):
             addresses.append(address - begin * view.row_bytes)
-            address += (end - begin) * view.row_bytes
+            address += length * view.row_bytes
         return with_fields(
             view,
             tiers=tiers,
@@ -292,14 +305,15 @@ class OtherMachines:
             ]
 
         if asked.is_needed:
-            by_machine = [asked.received(n).of(asked.data) for n in range(len(etypes))]
-            _, answers = self._rounds.answer(
-                what,
-                lambda: (None, Samples(asked, sample(asked.keys, by_machine))),
-                num_starts(asked),
-                2,
-            )
-            found = joined(asked, answers, none)
+            by_machine = [asked.ids(number) for number in range(len(etypes))]
+
+            def answer() -> tuple[Edges, Samples]:
+                edges = sample(asked.keys, by_machine)
+                return edges, Samples(asked, edges)
+
+            edges, answers = self._rounds.answer(what, answer, num_starts(asked), 2)
+            mine = [of_type[self._machines.rank] for of_type in edges]
+            found = joined(asked, answers, mine, none)
         else:
             found = [edges for (edges,) in sample([key], [[of_type] for of_type in ids])]
         return {
@@ -431,3 +445,16 @@ class OtherMachines:
                 sample_neighbors(view, some, 1, SampleKey(0), weights=weights)
 
         self._machines.run_all("check sampling weights", check)
+
+
+def _all_of(rows: torch.Tensor, like: RowView) -> RowView:
+    """Rows in the order of their positions, as a table like another one."""
+    tiers = to_device([[0, len(rows), 1, 0]], rows.device)
+    return RowView(
+        tiers=tiers,
+        pointers=to_device([rows.data_ptr()], rows.device),
+        num_rows=len(rows),
+        row_shape=like.row_shape,
+        dtype=like.dtype,
+        owner=rows,
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 
@@ -13,7 +14,7 @@ from dgl_mgpu.ops import BlockEdges, EtypeBlock, SampledNeighbors
 from dgl_mgpu.ops.edges import HopOptions
 from dgl_mgpu.ops.machine_hops import MachineBatch, MachineHop, MachineHops, Room
 from dgl_mgpu.ops.requests import NOTES
-from dgl_mgpu.store.rounds import Arrived, Asked
+from dgl_mgpu.store.rounds import Arrived, Asked, longest_of
 from dgl_mgpu.utils.types import CanonicalEtype
 
 #: Sampled edges of each type, and of it by machine.
@@ -24,11 +25,12 @@ Edges = list[list[SampledNeighbors]]
 class Samples:
     """The edges that machines ask for, of all types one after the other.
 
-    Messages are as those of :mod:`dgl_mgpu.ops.machine_hops`.
+    Messages are as those of :mod:`dgl_mgpu.ops.machine_hops`; this machine's own edges stay here.
     """
 
     asked: Asked
     edges: Edges
+    sends_own: ClassVar[bool] = False
 
     @property
     def ends(self) -> list[list[int]]:
@@ -45,6 +47,8 @@ class Samples:
             for machine, (edges, first, last, end) in enumerate(
                 zip(of_type, ids.begins, ids.ends, ends, strict=True)
             ):
+                if machine == self.asked.rank:
+                    continue
                 begin, end = end - len(edges.eids), min(end, neighbors.shape[1])
                 starts[machine, first : last + 1] = edges.indptr + begin
                 if begin < end:
@@ -64,25 +68,43 @@ def num_starts(asked: Asked) -> int:
     return Room(asked.data.shape[1], 0).starts
 
 
-def joined(asked: Asked, answers: Arrived, none: torch.Tensor) -> list[SampledNeighbors]:
-    """The edges of all ids of each type, of those that machines have sent; ``none`` are no ids."""
+def joined(
+    asked: Asked, answers: Arrived, own: Sequence[SampledNeighbors], none: torch.Tensor
+) -> list[SampledNeighbors]:
+    """The edges of all ids of each type, of those that machines have sent and of this one's own.
+
+    ``none`` are no ids.
+    """
     starts, neighbors, eids = _split(answers.data, asked)
     num_ids = asked.data.shape[1]
-    # Where each id's edges begin in those of all machines, and how many there are.
+    # Where each id's edges begin in those of all machines, and then the own ones, and how many
+    # there are.
     starts = starts[:, : num_ids + 1].long()
     of_machine = torch.arange(len(starts), device=none.device)[:, None] * neighbors.shape[1]
-    begins, degrees = (starts[:, :-1] + of_machine).flatten(), starts.diff(dim=1).flatten()
-    places = torch.cat(asked.places)
-    lengths = degrees[places]
-    shift = begins[places] - lengths.cumsum(0) + lengths
-    numbers = [sum(answers.received(n).lengths) for n in range(len(asked.places))]
+    begins = [(starts[:, :-1] + of_machine).flatten()]
+    degrees = [starts.diff(dim=1).flatten()]
+    places, num_own, num_edges = [], 0, neighbors.numel()
+    for of_type, edges in zip(asked.places, own, strict=True):
+        # They count their own ids by type.
+        is_own = of_type >= starts.shape[0] * num_ids
+        places.append(of_type + is_own * num_own if num_own else of_type)
+        begins.append(edges.indptr[:-1] + num_edges)
+        degrees.append(edges.indptr.diff())
+        num_own += len(degrees[-1])
+        num_edges += len(edges.eids)
+    of_ids = torch.cat(places)
+    lengths = torch.cat(degrees)[of_ids]
+    shift = torch.cat(begins)[of_ids] - lengths.cumsum(0) + lengths
+    numbers = [sum(answers.received(n).lengths) for n in range(len(places))]
     total = sum(numbers)
     shift = shift.repeat_interleave(lengths, output_size=total)
     at = torch.arange(total, device=none.device) + shift
+    all_neighbors = torch.cat([neighbors.flatten().to(none.dtype), *(of.neighbors for of in own)])
+    all_eids = torch.cat([eids.flatten().to(none.dtype), *(of.eids for of in own)])
     parts = zip(
-        lengths.split([len(of_type) for of_type in asked.places]),
-        neighbors.flatten()[at].to(none.dtype).split(numbers),
-        eids.flatten()[at].to(none.dtype).split(numbers),
+        lengths.split([len(of_type) for of_type in places]),
+        all_neighbors[at].split(numbers),
+        all_eids[at].split(numbers),
         strict=True,
     )
     return [
@@ -109,22 +131,24 @@ class Hops:
 
     def launch(self, batch: MachineBatch, asked: Asked) -> None:
         """Launch all hops; ``asked`` is what machines ask each other of the first one."""
-        (places,), received, num_ids = asked.places, asked.messages, asked.data.shape[1]
+        (places,), (own,), received = asked.places, asked.own, asked.messages
+        num_ids = asked.data.shape[1]
         for number, options in enumerate(self.options):
             if number:
                 # At first it is taken that machines are asked for much the same.
                 guess = min(self.most[number], 2 * self.most[number] // len(options))
                 num_ids = self._room("ids", number, guess)
-                places, received = batch.ask(num_ids, self.notes)
+                places, own, received = batch.ask(num_ids, self.notes)
             num_edges = self._room("edges", number, num_ids * options[0].fanout)
             hop = MachineHop(options, Room(num_ids, num_edges))
-            batch.sample(hop, places, received, self.notes)
+            assert own is not None
+            batch.sample(hop, places, own, received, self.notes)
         batch.expect_reports()
 
     def had_room(self, heads_of: Sequence[list[list[int]]]) -> bool:
         """Whether there was room for all; ``heads_of`` each round but the first."""
         for heads, (like, room) in zip(heads_of, self.rooms, strict=True):
-            needed = max(max(head[NOTES : NOTES + len(heads)]) for head in heads)
+            needed = longest_of([head[NOTES : NOTES + len(heads)] for head in heads])
             if not self.messages.learn(like, needed, room):
                 return False  # and what came after is not true
         return True

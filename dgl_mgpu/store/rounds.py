@@ -11,7 +11,7 @@ import contextlib
 import zlib
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, NoReturn, Protocol, TypeVar
+from typing import ClassVar, NamedTuple, NoReturn, Protocol, TypeVar
 
 import torch
 
@@ -46,7 +46,7 @@ class Wanted:
     ids: torch.Tensor
     view: RowView | GraphView
     ntype: str
-    sends_own: bool = True  # what is here, too
+    lists_own: bool = True  # whether a kernel cannot read what is here by its position
 
 
 class Spans(NamedTuple):
@@ -93,7 +93,7 @@ class Arrived:
         return Spans(before, ends)
 
     def sent_by_all(self, num_types: int) -> list[list[int]]:
-        """Elements of all types that each rank sends to each."""
+        """Elements of all types that each rank has for each."""
         first = first_word(num_types - 1, len(self.heads))
         return [head[first : first + len(self.heads)] for head in self.heads]
 
@@ -106,11 +106,20 @@ class Arrived:
 class Asked(Arrived):
     """What a round asks for.
 
-    ``places`` are, for this rank's ids of each type, those of their answers, as
-    :func:`dgl_mgpu.ops.requests.write_requests` gives them.
+    ``places`` are, for this rank's ids of each type, those of their answers, and ``own`` those ids
+    whose answer is here, as :func:`dgl_mgpu.ops.requests.write_requests` gives them.
     """
 
     places: list[torch.Tensor]
+    own: list[torch.Tensor | None]
+
+    def ids(self, number: int) -> list[torch.Tensor]:
+        """Ids of a type that each machine asks for, this one of itself those that are listed."""
+        received = self.received(number)
+        ids, own = received.of(self.data), self.own[number]
+        if own is not None:
+            ids[self.rank] = own[: received.lengths[self.rank]]
+        return ids
 
     @property
     def keys(self) -> list[SampleKey]:
@@ -129,6 +138,9 @@ class Asked(Arrived):
 class Parts(Protocol):
     """What a rank sends to each machine, but for the heads of its messages."""
 
+    #: Whether it also sends something to itself.
+    sends_own: ClassVar[bool]
+
     @property
     def ends(self) -> list[list[int]]:
         """How many elements, by type and by machine, of a type and of those before."""
@@ -143,6 +155,7 @@ class Vectors:
 
     data: torch.Tensor
     lengths: list[int]
+    sends_own: ClassVar[bool] = True
 
     @property
     def ends(self) -> list[list[int]]:
@@ -198,6 +211,12 @@ class Rounds:
     def ask(self, what: str, wanted: Sequence[Wanted], key: SampleKey | None = None) -> Asked:
         """Ask the owners of ids, and learn what they all ask for; collective."""
         places: list[torch.Tensor] = []
+        own = [
+            torch.empty(len(each.ids), dtype=self.dtype, device=self._device)
+            if each.lists_own
+            else None
+            for each in wanted
+        ]
         notes, size = notes_of(what, key), self.machines.size
 
         def write(room: int) -> torch.Tensor:
@@ -210,9 +229,10 @@ class Rounds:
                     each.view.position,
                     each.view.num_rows,
                     self.owners[each.ntype],
-                    RequestOptions(notes, number, each.sends_own),
+                    RequestOptions(notes, number),
+                    listed,
                 )
-                for number, each in enumerate(wanted)
+                for number, (each, listed) in enumerate(zip(wanted, own, strict=True))
             ]
             return to.messages
 
@@ -229,7 +249,7 @@ class Rounds:
         self._check_alike(what, received)
         if any(max(bad) >= 0 for bad in bad_of):
             self._raise_unlike(what)
-        return Asked(received.heads, *self._data(received), places)
+        return Asked(received.heads, *self._data(received), places, own)
 
     def ask_vectors(self, what: str, vectors: Vectors) -> Arrived:
         """The same in other terms than ids; collective."""
@@ -271,7 +291,8 @@ class Rounds:
                 parts.write(messages[:, self._head_elements :])
             return messages
 
-        return self.messages.exchange(like, write, self._longest(len(ends)))
+        sends_own = parts is not None and parts.sends_own
+        return self.messages.exchange(like, write, self._longest(len(ends), sends_own))
 
     def _new_messages(self, elements: int) -> torch.Tensor:
         shape = self.machines.size, self._head_elements + elements
@@ -281,15 +302,16 @@ class Rounds:
         messages = received.messages
         return messages, messages[:, self._head_elements :], self.machines.rank
 
-    def _longest(self, num_types: int) -> Callable[[list[list[int]]], int]:
-        """The most that any rank sends to another, as heads tell."""
+    def _longest(self, num_types: int, sends_own: bool = False) -> Callable[[list[list[int]]], int]:
+        """The most that any rank sends to another, and maybe to itself, as heads tell."""
         size = self.machines.size
         first = first_word(num_types - 1, size)
 
         def longest(heads: list[list[int]]) -> int:
             if any(head[:2] != heads[0][:2] or head[0] != _OK for head in heads):
                 return 0  # and all will raise
-            return max(max(head[first : first + size]) for head in heads)
+            counts = [head[first : first + size] for head in heads]
+            return max(map(max, counts)) if sends_own else longest_of(counts)
 
         return longest
 
@@ -319,6 +341,14 @@ class Rounds:
             f"a rank of machine {rank} is to {other} meanwhile",
             "have all ranks of the job sample and read the same in the same order",
         )
+
+
+def longest_of(counts: Sequence[Sequence[int]]) -> int:
+    """The most that any rank has for another, of what each has for each."""
+    return max(
+        (n for rank, of in enumerate(counts) for other, n in enumerate(of) if other != rank),
+        default=0,
+    )
 
 
 def notes_of(what: str, key: SampleKey | None = None, state: int = _OK) -> tuple[int, ...]:

@@ -65,8 +65,8 @@ def sampled(where, dtype, rooms, replaced=False):
         batch = MachineBatch(Workspace(where), view, seeds[rank].to(where), most, network)
         for number, fanout in enumerate(FANOUTS):
             notes = (number, *range(1, NOTES))
-            places, asked = batch.ask(rooms[number].ids, notes)
-            batch.sample(hop_of(number, fanout), places, asked, notes)
+            places, own, asked = batch.ask(rooms[number].ids, notes)
+            batch.sample(hop_of(number, fanout), places, own, asked, notes)
         batch.expect_reports()
         return batch.finish()
 

@@ -44,10 +44,10 @@ def asked(to: RequestMessages, number: int, places, ids) -> list[list[int]]:
     return found
 
 
-@pytest.mark.parametrize("sends_own", [False, True])
+@pytest.mark.parametrize("lists_own", [False, True])
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 @pytest.mark.parametrize("machines", [1, 3])
-def test_each_id_goes_to_its_owner(where, machines, dtype, sends_own):
+def test_each_id_goes_to_its_owner(where, machines, dtype, lists_own):
     draw = torch.Generator().manual_seed(0)
     inner = [1000, 1000][: machines - 1]  # the second machine owns nothing
     owners = Owners(torch.tensor([0, *inner, ROWS]), machines - 1)
@@ -57,11 +57,16 @@ def test_each_id_goes_to_its_owner(where, machines, dtype, sends_own):
     found = messages(machines, len(kinds), 4000, torch.int32, where)
     before = [0] * machines
     for number, ids in enumerate(kinds):
-        options = RequestOptions(NOTES, number, sends_own)
-        places = requests.write_requests(expected, ids, position, ROWS, owners, options)
+        options = RequestOptions(NOTES, number)
+        own, own_there = None, None
+        if lists_own:
+            own, own_there = (
+                torch.full((len(ids),), -1, dtype=torch.int32, device=on) for on in ("cpu", where)
+            )
+        places = requests.write_requests(expected, ids, position, ROWS, owners, options, own)
         others = requests._write_requests_cuda(
             *found, ids.to(where), position.to(where), ROWS, owners.bounds.to(where),
-            owners.machine, *options,
+            owners.machine, *options, own_there,
         ).cpu()  # fmt: skip
         by_machine = asked(expected, number, places, ids)
         there = RequestMessages(found.messages.cpu(), found.counts.cpu(), found.head_words)
@@ -71,14 +76,17 @@ def test_each_id_goes_to_its_owner(where, machines, dtype, sends_own):
         for machine, part in enumerate(by_machine):
             first, end = owners.bounds[machine : machine + 2].tolist()
             of_machine = (ids >= first) & (ids < end) & ~is_here
-            if sends_own and machine == owners.machine:
-                of_machine |= is_here
             assert part == sorted(ids[of_machine].tolist())
             before[machine] += len(part)
-        if not sends_own:
-            at = machines * 4000 + position[ids.long()].long()
-            assert torch.equal(places[is_here], at[is_here])
-            assert torch.equal(others[is_here], at[is_here])
+        here = ids[is_here]
+        for found_at, listed in (places, own), (others, own_there):
+            of_here = found_at[is_here] - machines * 4000
+            if listed is None:
+                assert torch.equal(of_here, position[here.long()].long())
+            else:
+                assert torch.equal(of_here.sort().values, torch.arange(len(here)))
+                assert torch.equal(listed.cpu()[of_here].long(), here.long())
+        before[owners.machine] += len(here) * lists_own
         first = requests.NOTES + number * (machines + 1)
         assert expected.heads[0, first : first + machines + 1].tolist() == [*before, -1]
     assert expected.heads[:, : requests.NOTES].tolist() == [list(NOTES)] * machines
@@ -86,19 +94,21 @@ def test_each_id_goes_to_its_owner(where, machines, dtype, sends_own):
 
 
 def test_what_finds_no_room_is_counted(where):
-    owners = Owners(torch.tensor([0, 1000, ROWS]), 0)
     ids, position = torch.arange(ROWS), torch.full((ROWS,), -1)
     for write, device in (requests.write_requests, "cpu"), (requests._write_requests_cuda, where):
-        to = messages(2, 1, 64, torch.int64, device)
+        to = messages(3, 1, 64, torch.int64, device)
         arguments = (ids.to(device), position.to(device), ROWS)
-        there = Owners(owners.bounds.to(device), 0)
+        there = Owners(torch.tensor([0, 1000, ROWS, ROWS], device=device), 2)
         if write is requests.write_requests:
-            write(to, *arguments, there, RequestOptions(NOTES, 0, False))
+            places = write(to, *arguments, there, RequestOptions(NOTES, 0))
         else:
-            write(*to, *arguments, *there, *RequestOptions(NOTES, 0, False))
-        assert to.heads[:, requests.NOTES :].tolist() == [[1000, 2000, -1]] * 2
-        assert to.ids[0].max() < 1000 <= to.ids[1].min()
-        assert to.ids[0].unique().numel() == to.ids[1].unique().numel() == 64
+            places = write(*to, *arguments, *there, *RequestOptions(NOTES, 0), None).cpu()
+        assert to.heads[:, requests.NOTES :].tolist() == [[1000, 2000, 0, -1]] * 3
+        assert places[:1000].unique().tolist() == list(range(-1, 64))
+        assert places[1000:].unique().tolist() == [-1, *range(64, 128)]
+        for machine in 0, 1:
+            kept = places // 64 == machine
+            assert torch.equal(to.ids[machine, places[kept] % 64].cpu(), ids[kept])
 
 
 @pytest.mark.parametrize("bad", [-1, ROWS])
@@ -109,9 +119,9 @@ def test_the_first_bad_id_is_named(where, bad):
         to = messages(2, 1, 64, torch.int64, device)
         there = Owners(torch.tensor([0, 1000, ROWS], device=device), 0)
         arguments = ids.to(device), position.to(device), ROWS
-        options = RequestOptions(NOTES, 0, False)
+        options = RequestOptions(NOTES, 0)
         if write is requests.write_requests:
             write(to, *arguments, there, options)
         else:
-            write(*to, *arguments, *there, *options)
+            write(*to, *arguments, *there, *options, None)
         assert to.heads[:, requests.NOTES :].tolist() == [[0, 0, 31]] * 2
