@@ -2,11 +2,9 @@
 
 In a round each rank sends the ids that it misses to their owners, the rank at its own place of each
 machine; it answers what it is asked, and puts the answers where they belong.  A hop is a round, of
-all edge types, and so are the rows of a feature.  Every rank takes part in every round and asks for
-the same: one that misses nothing, or has no seeds at all, asks for no ids.  A rank that cannot ask
-says so in its place.
-
-For a sample a rank asks itself, too: it is answered as the others are.
+all edge types, and so are the rows of a mini-batch's features.  Every rank takes part in every
+round and asks for the same: one that misses nothing, or has no seeds at all, asks for no ids.  A
+rank that cannot ask says so in its place.
 """
 
 from __future__ import annotations
