@@ -54,8 +54,12 @@ def counted_bytes() -> Iterator[list[int]]:
     """Sum up the bytes that this rank sends to others."""
     found, send = [0], dist.all_to_all_single
 
-    def call(output: Any, rows: torch.Tensor, receives: Any, sends: list[int], **more: Any) -> Any:
-        to_others = sum(sends) - sends[dist.get_rank()]
+    def call(
+        output: Any, rows: torch.Tensor, receives: Any, sends: list[int] | None, **more: Any
+    ) -> Any:
+        ranks = dist.get_world_size()
+        sends_of = [len(rows) // ranks] * ranks if sends is None else sends
+        to_others = sum(sends_of) - sends_of[dist.get_rank()]
         found[0] += to_others * rows[:1].nbytes
         return send(output, rows, receives, sends, **more)
 

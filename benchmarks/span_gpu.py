@@ -7,7 +7,8 @@ other by NCCL, whose messages take the network's way also between GPUs of one ho
 Rows: distinct ids whose rows the other machine has, gathered through the store, beside the
 all-to-all of NCCL's own of as many bytes.  Steps: GraphSAGE on mini-batches from a store over all
 machines, beside those from a store with a copy on each; samples and features of both are compared
-first, bit for bit.  Beside the times is what came over the network, and in how many collectives.
+first, bit for bit.  Beside the times is what came over the network, in how many collectives, how
+many of torch's operators a mini-batch took and for how many results of a GPU the host waits then.
 
     torchrun --nproc-per-node=2 -m benchmarks.span_gpu --out span_2.json
 
@@ -33,6 +34,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import dgl_mgpu
 
@@ -47,6 +49,11 @@ OF_ALL_TO_ALL = 0.85
 #: How long a step may take, in steps with a copy on each machine.
 TIMES_A_COPY = 1.25
 _COLLECTIVES = "all_to_all_single", "all_gather", "broadcast", "all_reduce"
+#: Operators whose results' sizes, or results themselves, the host waits for on a GPU.
+_WAITS = (
+    "_local_scalar_dense", "nonzero", "unique", "_unique2", "unique_consecutive", "masked_select",
+    "append_unique", "sample_neighbors", "sample_neighbors_weighted", "sample_hops",
+)  # fmt: skip
 #: Elements of a row of 512 bytes.
 _WIDTH = 128
 _CLASSES = 16
@@ -215,7 +222,7 @@ class Bench:
         """What comes to this rank over the network in a pass, and in how many collectives."""
         store.graph.traffic.take()
         num_nodes = 0
-        with counted_collectives() as counts:
+        with counted_collectives() as counts, counted_calls() as calls:
             for inputs, _, _ in self._batches(store):
                 num_nodes += len(inputs)
         traffic = store.graph.traffic.take()
@@ -224,6 +231,7 @@ class Bench:
         steps = self._options.steps
         return {
             "collectives_a_batch": {name: n / steps for name, n in counts.items()},
+            "calls_a_batch": {name: n / steps for name, n in calls.items()},
             "input_nodes_a_batch": num_nodes / steps,
             "bytes_of_rows_a_batch": {memory: n / steps for memory, n in of_feat.items()},
             "remote_share_of_rows": of_feat.get("remote", 0) / (num_nodes * row_bytes),
@@ -275,6 +283,45 @@ def counted_collectives() -> Iterator[Counter[str]]:
     finally:
         for name, original in originals.items():
             setattr(dist, name, original)
+
+
+class _Calls(TorchDispatchMode):
+    """Counts operators, and those that a host waits for."""
+
+    def __init__(self, counts: Counter[str]) -> None:
+        super().__init__()
+        self._counts = counts
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self._counts["operators"] += 1
+        # An index of booleans is made into one of places.
+        name, is_index = func.overloadpacket.__name__, func.overloadpacket.__name__ == "index"
+        by_mask = is_index and any(it is not None and it.dtype == torch.bool for it in args[1])
+        before = self._counts["waits"]
+        result = func(*args, **(kwargs or {}))
+        # Not what an operator does on the CPU.
+        self._counts["waits"] = before + (name in _WAITS or by_mask)
+        return result
+
+
+@contextlib.contextmanager
+def counted_calls() -> Iterator[Counter[str]]:
+    """Count torch's operators, and how often a host waits for one on a GPU."""
+    counts: Counter[str] = Counter()
+    tolist = torch.Tensor.tolist
+
+    def counted(tensor: torch.Tensor) -> Any:
+        counts["waits"] += 1
+        return tolist(tensor)
+
+    torch.Tensor.tolist = counted  # type: ignore[method-assign]
+    try:
+        with _Calls(counts):
+            yield counts
+    finally:
+        torch.Tensor.tolist = tolist  # type: ignore[method-assign]
 
 
 def main() -> None:

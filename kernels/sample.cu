@@ -353,7 +353,7 @@ __global__ void __launch_bounds__(kThreads, 4)
                int64* range_shift, int* range_segment, int64* indptr, const int64* start,
                Id* neighbors, Id* eids, uint64* control_words, int64* report,
                const SeedOrder order) {
-  const int64 num_seeds = count_of(most_seeds, exact_seeds), first = count_of(0, start);
+  const int64 num_seeds = count_of(most_seeds, exact_seeds), first = begin_of(start);
   const Graph<Id, Position> graph{{tiers, static_cast<int>(num_tiers), position}, pointers};
   const SeedEdges ranges{range_first, range_degree, range_shift, range_segment};
   const GridControl control{control_words};

@@ -253,7 +253,7 @@ __global__ void __launch_bounds__(kThreads)
          int64 replace, uint64 key, const SeedEdges* ranges, const int64* hubs, const int64* indptr,
          Candidate* far, int64 far_room, const int64* start, Neighbor* neighbors, Id* eids,
          Control* control) {
-  const int64 num_seeds = count_of(most_seeds, exact_seeds), begin = count_of(0, start);
+  const int64 num_seeds = count_of(most_seeds, exact_seeds), begin = begin_of(start);
   __shared__ Candidate near[kNearCandidates];
   __shared__ int64 before[kThreads];
   if (blockIdx.x == 0 && threadIdx.x == 0) {

@@ -31,6 +31,8 @@ _UNSIGNED = (
     "network between them is private, give all of them the same %s"
 )
 
+_INTEGERS = torch.int32, torch.int64
+
 # How long GPUs wait for each other's tensors, which all ranks were about to send; then NCCL ends
 # the process, which cannot be notified in any other way.
 _NCCL_TIMEOUT = timedelta(seconds=30)
@@ -126,32 +128,40 @@ class Communicator:
         return [message.join().to(device) for message in messages]
 
     def all_to_all(
-        self, rows: torch.Tensor, sending: Sequence[int], receiving: Sequence[int]
+        self,
+        rows: torch.Tensor,
+        sending: Sequence[int] | None = None,
+        receiving: Sequence[int] | None = None,
     ) -> torch.Tensor:
         """Send each rank its rows, and return those that the ranks send here, by rank.
 
         From GPU to GPU (NCCL) where every rank has ``rows`` on a GPU of its own, else over the
         hosts (gloo).  ``rows``, of shape (n, ...), are contiguous and have the same dtype and row
-        shape on all ranks.  ``sending`` and ``receiving`` count those for and from each rank.
+        shape on all ranks.  ``sending`` and ``receiving`` count those for and from each rank; left
+        out, they are as many for and from all.
         """
         if self.size == 1:
             return rows
-        numbers = as_bytes(rows)
-        received = numbers.new_empty(sum(receiving), numbers.shape[1])
+        # Collectives do not know all types.
+        numbers = rows if rows.dtype in _INTEGERS else as_bytes(rows)
+        count = len(rows) if receiving is None else sum(receiving)
+        received = numbers.new_empty(count, *numbers.shape[1:])
         direct = self._has_own_gpus(rows.device)
-        if numbers.shape[1]:
+        if numbers.shape[1:].numel():
             sent = numbers if direct else numbers.cpu()
             arrived = received if direct else received.cpu()
             self._exchange(
                 lambda group: dist.all_to_all_single(
                     arrived,
                     sent,
-                    list(receiving),
-                    list(sending),
+                    receiving,
+                    sending,
                     group=self._gpu_group if direct else group.group,
                 )
             )
             received = arrived.to(rows.device)
+        if numbers is rows:
+            return received
         return received.view(rows.dtype).reshape(len(received), *rows.shape[1:])
 
     def broadcast_from_rank0(self, action: str, step: Callable[[], T]) -> T:

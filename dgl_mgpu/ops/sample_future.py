@@ -29,23 +29,33 @@ class SampleFuture(Generic[T]):
     wait : callable
         Waits for the result, or computes it where nothing could be started.  Called once, at the
         first :meth:`result`.
+    go_on : callable, optional
+        Starts what could not be started at first.  Called once, before ``wait`` at the latest.
     """
 
-    __slots__ = ("_result", "_wait")
+    __slots__ = ("_go_on", "_result", "_wait")
 
-    def __init__(self, wait: Callable[[], T]) -> None:
+    def __init__(self, wait: Callable[[], T], go_on: Callable[[], object] | None = None) -> None:
         self._wait: Callable[[], T] | None = wait
+        self._go_on = go_on
         self._result: Any = None
+
+    def go_on(self) -> None:
+        """Start what is left to start: what other work should not have to wait for."""
+        go_on, self._go_on = self._go_on, None
+        if go_on is not None:
+            go_on()
 
     def result(self) -> T:
         """The result; the first call waits for it."""
+        self.go_on()
         if self._wait is not None:
             self._result, self._wait = self._wait(), None
         return self._result
 
     def then(self, function: Callable[[T], U]) -> SampleFuture[U]:
         """A future of ``function`` of the result, called when that future is waited for."""
-        return SampleFuture(lambda: function(self.result()))
+        return SampleFuture(lambda: function(self.result()), self.go_on)
 
 
 def start(name: str, tensors: tuple[Tensor, ...], arguments: tuple[Any, ...]) -> SampleFuture[Any]:
@@ -70,7 +80,8 @@ class HopsFuture(SampleFuture[Any]):
 
     def __init__(self, hops: SampleFuture[Any], make_blocks: Callable[[Any], Any]) -> None:
         super().__init__(
-            lambda: None if (sampled := hops.result()) is None else make_blocks(sampled)
+            lambda: None if (sampled := hops.result()) is None else make_blocks(sampled),
+            hops.go_on,
         )
         self.hops = hops
 

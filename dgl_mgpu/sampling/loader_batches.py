@@ -123,6 +123,11 @@ class Batches:
                 return sample_hops_async(self._loader.graph_sampler, self._collate.g, nodes, seeds)
             return start(self._collate.g, nodes, on_host=seeds)
 
+    def go_on(self, future: SampleFuture[Any]) -> None:
+        """Start what is left of the samples of a future."""
+        with stage("sample"):
+            future.go_on()
+
     def make(self, number: int, seeds: Any, future: SampleFuture[Any] | None = None) -> Any:
         """Sample a batch and fetch its features, as DGL does or into a slot."""
         if future is None:
@@ -199,8 +204,14 @@ class Batches:
         wanted += [(seeds, name) for name in names[1]]
         columns: list[Any] = []
         picks = []
-        for frame, name in wanted:
-            storage, ids = loader.graph.get_node_storage(name), frame._columns[NID].storage
+        reads = [
+            (loader.graph.get_node_storage(name), frame._columns[NID].storage)
+            for frame, name in wanted
+        ]
+        if reads and all(getattr(storage, "spans_machines", False) for storage, _ in reads):
+            columns = reads[0][0].fetch_all(reads, device, loader.pin_prefetcher)
+            reads = []
+        for storage, ids in reads:
             pick = self._to_be_picked(storage, ids)
             if pick is None:
                 columns.append(storage.fetch(ids, device, loader.pin_prefetcher))

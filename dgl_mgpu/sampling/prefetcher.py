@@ -39,6 +39,12 @@ class Source(Protocol[BatchOut]):
         ``future`` is what :meth:`start` returned on the same stream, if it was called.
         """
 
+    def go_on(self, future: Any) -> None:
+        """Start what is left of the samples of a future, which the batch before need not wait for.
+
+        Called where other ranks take part in making a batch.
+        """
+
     def dependencies(self) -> object:
         """A snapshot of what else batches depend on and the script may change; keeps it alive."""
 
@@ -268,6 +274,8 @@ class Prefetcher(Iterator[Batch]):
             finally:
                 entry.future = None
                 entry.event = side_stream.record_event()
+            if self._in_lockstep and self._started is not None:
+                self._go_on(self._started, side_stream)
         added = self._source.new_shared_state()
         if added is not None:
             side_stream.make_script_wait(entry.event)
@@ -276,6 +284,16 @@ class Prefetcher(Iterator[Batch]):
             side_stream.is_full = True
             self._stop()
         return True
+
+    def _go_on(self, started: _Entry[Batch], side_stream: SideStream) -> None:
+        """Start what is left of a batch's sampling."""
+        try:
+            if started.future is not None:
+                self._source.go_on(started.future)
+        except Exception as error:
+            started.error = error
+        finally:
+            started.event = side_stream.record_event()
 
     def _made(self, entry: _Entry[Batch]) -> Batch:
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -20,7 +20,7 @@ from dgl_mgpu.ops.view import RowView
 from dgl_mgpu.store.graph_structure import spread_over_machines
 from dgl_mgpu.store.memory import Table
 from dgl_mgpu.store.memory.format import RowFormat
-from dgl_mgpu.store.remote import RemoteTable
+from dgl_mgpu.store.remote import GatheredRows, RemoteTable, TableRead
 from dgl_mgpu.store.row_updates import replace_rows, write_rows
 from dgl_mgpu.utils.fork_safe import freed_at_fork
 
@@ -52,9 +52,10 @@ class Traffic:
         self._single: Counter[tuple[str, Table]] = Counter()
         # Rows of tables that other machines sent.
         self._remote: Counter[tuple[str, Table]] = Counter()
-        # Rows read from each segment of a table, on the device that read them: copying them with
-        # every gather would wait for it.  By stream, since nothing orders what streams add.
-        self._counts: dict[tuple[str, Table, int], torch.Tensor] = {}
+        # Rows read from each segment of a view, of which the last are a table's, on the device that
+        # read them: copying them with every gather would wait for it.  By how many segments there
+        # are, and by stream, since nothing orders what streams add.
+        self._counts: dict[tuple[str, Table, int, int], torch.Tensor] = {}
         self._lock = freed_at_fork(threading.Lock())
 
     def add(
@@ -63,29 +64,44 @@ class Traffic:
         table: Table,
         ids: torch.Tensor,
         begin: float,
-        here: torch.Tensor | None = None,
-        num_remote: int = 0,
+        gathered: GatheredRows | None = None,
     ) -> None:
         """Count one gather of ``ids`` from ``table``, begun at ``begin`` by the clock.
 
-        ``here`` are those that this machine has, where that is not all of them; other machines sent
-        ``num_remote`` rows.
+        ``gathered`` says where they were, where machines share the table.
         """
         with self._lock:
             if self.is_counting:
-                self._count(name, table, ids if here is None else here)
-                self._remote[name, table] += num_remote
+                if gathered is None:
+                    assert isinstance(table.view, RowView)
+                    self._count(name, table, table.view, ids)
+                else:
+                    num_here = len(gathered.rows) - gathered.num_received
+                    self._count(name, table, gathered.view, gathered.ids, num_here)
+                    self._remote[name, table] += gathered.num_received
                 self.seconds += time.perf_counter() - begin
             for watch in self.watchers:
                 watch(table, ids)
 
-    def _count(self, name: str, table: Table, ids: torch.Tensor) -> None:
-        view, device = table.view, table.device
-        assert isinstance(view, RowView)
-        if view.pointers.shape[0] == 1:
-            self._single[name, table] += ids.shape[0]
+    def _count(
+        self,
+        name: str,
+        table: Table,
+        view: RowView,
+        ids: torch.Tensor,
+        num_here: int | None = None,
+    ) -> None:
+        """Count the rows of ``ids`` in ``view``, whose last segments are the table's.
+
+        ``num_here`` of them are in these; all, if it is None.
+        """
+        device = table.device
+        assert isinstance(table.view, RowView)
+        if table.view.pointers.shape[0] == 1:
+            self._single[name, table] += ids.shape[0] if num_here is None else num_here
         else:
-            key = name, table, current_stream(device) if device.type == "cuda" else 0
+            stream = current_stream(device) if device.type == "cuda" else 0
+            key = name, table, view.pointers.shape[0], stream
             self._counts[key] = count_tiers(view, ids, self._counts.get(key))
 
     def take(self) -> Traffic:
@@ -96,12 +112,13 @@ class Traffic:
             remote, self._remote = self._remote, Counter()
             counts, self._counts = self._counts, {}
             taken.seconds, self.seconds = self.seconds, 0.0
-        for device in {table.device for _, table, _ in counts if table.device.type == "cuda"}:
+        for device in {table.device for _, table, _, _ in counts if table.device.type == "cuda"}:
             torch.cuda.synchronize(device)
         by_part = [(name, table, [rows]) for (name, table), rows in single.items()]
-        by_part += [(name, table, rows.tolist()) for (name, table, _), rows in counts.items()]
+        by_part += [(name, table, rows.tolist()) for (name, table, _, _), rows in counts.items()]
         for name, table, rows in by_part:
-            for (tier, part), count in zip(table.parts(), rows, strict=True):
+            parts = list(table.parts())
+            for (tier, part), count in zip(parts, rows[-len(parts) :], strict=True):
                 if count:
                     key = name, table.memory_of(tier, part)
                     taken.rows[key] += count
@@ -246,6 +263,48 @@ class TableStorage(FeatureStorage):
         self._traffic.add(self._name, self._table, ids, time.perf_counter())
         return to_be_picked(ids, view)
 
+    @property
+    def spans_machines(self) -> bool:
+        """Whether other machines have some of its rows."""
+        return self._remote is not None
+
+    @staticmethod
+    def fetch_all(
+        reads: Sequence[tuple[TableStorage, torch.Tensor]],
+        device: torch.device | str,
+        pin_memory: bool | None = False,
+    ) -> list[torch.Tensor]:
+        """:meth:`fetch` of some tables that span machines, for which these ask each other once."""
+        begin, fetched = time.perf_counter(), []
+        of_tables = [storage._read(indices, pin_memory=pin_memory) for storage, indices in reads]
+        gathered = of_tables[0].table.others.gather(of_tables)
+        for (storage, _), read, rows in zip(reads, of_tables, gathered, strict=True):
+            fetched.append(rows.rows.to(device, non_blocking=read.out is not None))
+            storage._traffic.add(storage._name, storage._table, read.ids, begin, rows)
+            begin = time.perf_counter()
+        return fetched
+
+    def _read(
+        self,
+        indices: torch.Tensor,
+        dtype: torch.dtype | None = None,
+        out: torch.Tensor | None = None,
+        *,
+        pin_memory: bool | None = False,
+    ) -> TableRead:
+        """What :meth:`fetch` asks of a table that spans machines."""
+        assert self._remote is not None
+        ids, dtype = indices.to(self._table.device), dtype or self.dtype
+        if out is None:
+            out = self._pinned(len(ids), dtype) if pin_memory else None
+        return TableRead(self._remote, self._kept, ids, dtype, out)
+
+    def _pinned(self, count: int, dtype: torch.dtype) -> torch.Tensor | None:
+        """Page-locked memory for rows, where they are gathered in the host's."""
+        if self._table.device.type != "cpu":
+            return None
+        return torch.empty((count, *self._kept.row_shape), dtype=dtype, pin_memory=True)
+
     def fetch(
         self,
         indices: torch.Tensor,
@@ -285,16 +344,16 @@ class TableStorage(FeatureStorage):
         indices = indices.to(store_device)
         pin_memory = bool(pin_memory) and store_device.type == "cpu"
         if pin_memory and out is None:
-            shape = (len(indices), *view.row_shape)
-            out = torch.empty(shape, dtype=dtype, pin_memory=True)
-        here, num_remote = None, 0
+            out = self._pinned(len(indices), dtype)
+        gathered = None
         if self._remote is None:
             rows = gather_rows(view, indices, out=out, dtype=dtype)
         else:
-            rows, here, num_remote = self._remote.gather(view, indices, dtype, out)
+            (gathered,) = self._remote.others.gather([self._read(indices, dtype, out)])
+            rows = gathered.rows
         rows = rows.to(device, non_blocking=pin_memory)
         if store_device.type == "cuda" and rows.device.type == "cpu":
             # The copy has waited for the gather.
             raise_faults(store_device, wait=False)
-        self._traffic.add(self._name, self._table, indices, begin, here, num_remote)
+        self._traffic.add(self._name, self._table, indices, begin, gathered)
         return rows

@@ -399,9 +399,9 @@ class GlobalStore:
         others = None
         if bounds:
             views = [table.view for table in store.tables.values()]
-            num_edges = (view.num_edges for view in views if isinstance(view, GraphView))
+            num_edges = [view.num_edges for view in views if isinstance(view, GraphView)]
             most = max(*schema.num_nodes.values(), *num_edges)
-            others = OtherMachines(machines, bounds, most, store.device)
+            others = OtherMachines(machines, bounds, most, len(num_edges), store.device)
         return cls(store, schema, seed, others)
 
     def count_accesses(self) -> Accesses:

@@ -259,7 +259,7 @@ class StoreSampler:
             self.structure.views()  # raises if the store was closed since
             return hops.result()
 
-        return SampleFuture(result)
+        return SampleFuture(result, hops.go_on)
 
     def blocks_of(self, hops: Sequence[EtypeBlock], nodes: Nodes) -> SampledBlocks:
         """Make blocks of sampled hops.
@@ -328,11 +328,17 @@ class StoreSampler:
             key,
         )
         weights = self.features.weights_by_etype(prob)
-        excluded = self._excluded(exclude_edges)
-        if not excluded and self.structure.others is None:
+        excluded, others = self._excluded(exclude_edges), self.structure.others
+        if not excluded and others is None:
             return sample_hops_async(*arguments, replace=replace, weights=weights)
-        # No operator excludes edges or asks other machines: the hops are sampled one by one when
-        # they are awaited.
+        views, _, of_hops, _ = arguments
+        if others and not excluded and prob is None and others.can_start_hops(views, of_hops):
+            ((_, _, ntype),) = views
+            hops = others.sample_hops_async(views, seeds[ntype], of_hops, key, replace=replace)
+            if hops is not None:
+                return hops
+        # No operator excludes edges, or asks other machines by weight or for several types: the
+        # hops are sampled one by one when they are awaited.
         sample = self._sample_etypes(prob)
         return SampleFuture(
             lambda: _sample_hop_by_hop(

@@ -1,120 +1,59 @@
 """Rows and neighbours that other machines keep, asked of them in rounds of all ranks.
 
-In a round each rank sends the ids that it misses, distinct and in ascending order, so by owner, to
-the rank at its own place of each machine; it answers what it is asked, and puts the answers where
-they belong.  A hop is a round, of all edge types, and so are the rows of a feature.  Every rank
-takes part in every round and asks for the same: one that misses nothing, or has no seeds at all,
-asks for no ids.  A rank that cannot ask says so in its place.
+In a round each rank sends the ids that it misses to their owners, the rank at its own place of each
+machine; it answers what it is asked, and puts the answers where they belong.  A hop is a round, of
+all edge types, and so are the rows of a mini-batch's features.  Every rank takes part in every
+round and asks for the same: one that misses nothing, or has no seeds at all, asks for no ids.  A
+rank that cannot ask says so in its place.
 """
 
 from __future__ import annotations
 
-import contextlib
-import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import replace as with_fields
-from typing import NoReturn, TypeVar
+from typing import NamedTuple, NoReturn, TypeVar
 
 import torch
 
-from dgl_mgpu.comm.communicator import Communicator, error_text, rank_failed
-from dgl_mgpu.comm.messages import Messages, Received
-from dgl_mgpu.errors import DGLMGPUError, InvalidInputError, UnsupportedByStoreError
+from dgl_mgpu.comm.communicator import Communicator
+from dgl_mgpu.comm.messages import to_device
+from dgl_mgpu.errors import UnsupportedByStoreError
 from dgl_mgpu.ops import (
+    EtypeBlock,
     GraphView,
     RowView,
     SampledNeighbors,
+    SampleFuture,
     SampleKey,
     gather_rows,
     sample_neighbors,
 )
 from dgl_mgpu.ops.check import check_ids, fanout_of, raise_at_id_outside
-from dgl_mgpu.utils.rows import as_bytes
+from dgl_mgpu.ops.device import current_stream, raise_faults
+from dgl_mgpu.ops.edges import HopOptions, to_idtype
+from dgl_mgpu.ops.machine_hops import MachineBatch, most_nodes
+from dgl_mgpu.ops.workspace import workspace
+from dgl_mgpu.store.remote_samples import Edges, Hops, Samples, blocks, joined, num_starts
+from dgl_mgpu.store.rounds import Asked, Rounds, Spans, Vectors, Wanted, notes_of
 from dgl_mgpu.utils.types import CanonicalEtype
 
 T = TypeVar("T")
 
-#: How a rank comes to a round: with what it asks for, or with an error.
-_OK, _FAILED = 0, 1
 #: Nodes whose weights are looked at together.
 _CHECKED = 1 << 20
-#: The first of the numbers that int64 does not have.
-_TOP = 1 << 63
+#: Tables that machines ask each other for at a time, at least.
+_TABLES = 4
 
 
-@dataclass(frozen=True)
-class _Missing:
-    """Which of some ids are kept here, and the others as they are asked for.
+class GatheredRows(NamedTuple):
+    """Rows of nodes, wherever they were."""
 
-    ``here`` and ``there`` are places among the ids; those ``there`` are ``ids[inverse]``, where
-    ``ids`` are distinct and by machine, ``counts`` of each.
-    """
-
-    here: torch.Tensor
-    there: torch.Tensor
+    rows: torch.Tensor
+    #: Where those that this machine had were read: the last segments of a view, and ids there.
+    view: RowView
     ids: torch.Tensor
-    inverse: torch.Tensor
-    counts: list[int]
-
-
-@dataclass(frozen=True)
-class _Edges:
-    """The edges of each type that this machine has, and weights of those types that have some."""
-
-    views: Mapping[CanonicalEtype, GraphView]
-    weights: Mapping[CanonicalEtype, RowView]
-
-
-@dataclass(frozen=True)
-class _Request:
-    """Edges that a rank asks another one for, by edge type: of how many ids, and the fanouts.
-
-    The key is that of whoever asks: a sample depends on it and on the node.
-    """
-
-    key: SampleKey
-    replace: bool
-    counts: list[int]
-    fanouts: list[int]
-
-    @staticmethod
-    def num_words(num_etypes: int) -> int:
-        return 5 + 2 * num_etypes
-
-    def words(self) -> list[int]:
-        """As int64, which a key's numbers exceed."""
-        key = self.key
-        numbers = [(number ^ _TOP) - _TOP for number in (key.seed, key.epoch, key.batch, key.hop)]
-        return [*numbers, int(self.replace), *self.counts, *self.fanouts]
-
-    @classmethod
-    def read(cls, words: list[int]) -> _Request:
-        counts_and_fanouts = words[5:]
-        num_etypes = len(counts_and_fanouts) // 2
-        return cls(
-            SampleKey(*(number % (2 * _TOP) for number in words[:4])),
-            bool(words[4]),
-            counts_and_fanouts[:num_etypes],
-            counts_and_fanouts[num_etypes:],
-        )
-
-    def sample(self, edges: _Edges, ids: torch.Tensor) -> list[SampledNeighbors]:
-        """The edges of each type; ``ids`` has those of all types one after the other."""
-        return [
-            sample_neighbors(
-                view,
-                of_type,
-                fanout,
-                with_fields(self.key, etype=number),
-                replace=self.replace,
-                weights=edges.weights.get(etype),
-            )
-            for number, ((etype, view), of_type, fanout) in enumerate(
-                zip(edges.views.items(), ids.split(self.counts), self.fanouts, strict=True)
-            )
-            if len(of_type)
-        ]
+    num_received: int  # that other machines sent
 
 
 @dataclass(frozen=True)
@@ -125,11 +64,15 @@ class RemoteTable:
     name: str
     ntype: str
 
-    def gather(
-        self, view: RowView, ids: torch.Tensor, dtype: torch.dtype, out: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor, int]:
-        """As :meth:`OtherMachines.gather`."""
-        return self.others.gather(self.name, self.ntype, view, ids, dtype, out)
+
+class TableRead(NamedTuple):
+    """Rows of a table to gather; see :func:`dgl_mgpu.ops.gather_rows`."""
+
+    table: RemoteTable
+    view: RowView  # those that this machine has
+    ids: torch.Tensor
+    dtype: torch.dtype
+    out: torch.Tensor | None = None
 
 
 class OtherMachines:
@@ -137,7 +80,7 @@ class OtherMachines:
 
     ``machines`` are the ranks at this one's place of each, and ``bounds`` the first node of each
     machine, by node type (:mod:`dgl_mgpu.store.span`).  ``largest`` is the most that an id of a
-    node or edge can be.
+    node or edge can be, and ``max_types`` how many types of edges are sampled together.
     """
 
     def __init__(
@@ -145,22 +88,24 @@ class OtherMachines:
         machines: Communicator,
         bounds: Mapping[str, list[int]],
         largest: int,
+        max_types: int,
         device: torch.device,
     ) -> None:
         self._machines, self._device = machines, device
-        #: Of ids as they are sent.
-        self._dtype = torch.int32 if largest <= torch.iinfo(torch.int32).max else torch.int64
-        self._messages = Messages(machines)
+        #: Of edges, or tables, that machines ask each other for at a time.
+        self._most_types = max(max_types, _TABLES)
+        # Of ids as they are sent.
+        dtype = torch.int32 if largest <= torch.iinfo(torch.int32).max else torch.int64
+        self._rounds = Rounds(machines, bounds, dtype, self._most_types, device)
         self._owned = {
             ntype: range(*firsts[machines.rank : machines.rank + 2])
             for ntype, firsts in bounds.items()
         }
-        #: What the last round was for, which tells what the next is like.
-        self._last = ""
-        self._bounds = {
-            ntype: torch.tensor(firsts, dtype=self._dtype, device=device)
-            for ntype, firsts in bounds.items()
-        }
+        #: Whether all ranks have a GPU, on which hops are sampled without waits between them.
+        self._have_gpus = all(machines.all_gather(device.type == "cuda"))
+        #: By table and stream, its tiers, for how much room, and these behind those of what is
+        #: received.
+        self._tiers: dict[tuple[str, str, int], tuple[torch.Tensor, int, torch.Tensor]] = {}
 
     def __reduce__(self) -> NoReturn:
         raise UnsupportedByStoreError(
@@ -184,23 +129,20 @@ class OtherMachines:
 
         ``rows``, of this one, are anywhere; the result is on the store's device.
         """
-        what, owned = f"gather {name}", self._owned[ntype]
-        with self._told(what):
+        what, owned, owners = f"gather {name}", self._owned[ntype], self._rounds.owners[ntype]
+        with self._rounds.told(what):
             ids = check_ids(ids, what, self._device)
-            raise_at_id_outside(ids, int(self._bounds[ntype][-1]), what)
-        missing = self._elsewhere((ids >= owned.start) & (ids < owned.stop), ntype, ids)
-        asked, is_needed = self._ask(what, missing.ids, missing.counts)
-
-        def of(nodes: torch.Tensor) -> torch.Tensor:
-            places = nodes.to(rows.device, torch.int64) - owned.start
-            return rows.index_select(0, places).to(self._device)
-
-        if not is_needed:
-            return of(ids)
-        received = self._machines.all_to_all(of(asked.data), asked.lengths, missing.counts)
-        found = received.new_empty(len(ids), *rows.shape[1:])
-        found[missing.here] = of(ids[missing.here])
-        found[missing.there] = received[missing.inverse]
+            raise_at_id_outside(ids, int(owners.bounds[-1]), what)
+        machine = torch.searchsorted(owners.bounds[1:-1], ids.long(), right=True)
+        order = machine.argsort(stable=True)
+        counts = machine.bincount(minlength=self._machines.size).tolist()
+        vectors = Vectors(ids[order].to(self._rounds.dtype), counts)
+        asked = self._rounds.ask_vectors(what, vectors)
+        places = asked.joined().to(rows.device, torch.int64) - owned.start
+        answer = rows.index_select(0, places).to(self._device)
+        received = self._machines.all_to_all(answer, asked.received().lengths, counts)
+        found = torch.empty_like(received)
+        found[order] = received
         return found
 
     def run_all(self, what: str, step: Callable[[], T]) -> T:
@@ -212,45 +154,103 @@ class OtherMachines:
         (every,) = self._machines.all_gather_cat("add up numbers of machines", [numbers[None]])
         return every.sum(0, dtype=numbers.dtype)
 
-    def gather(
-        self,
-        name: str,
-        ntype: str,
-        view: RowView,
-        ids: torch.Tensor,
-        dtype: torch.dtype,
-        out: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor, int]:
-        """Rows of nodes, wherever they are; collective.
+    def gather(self, reads: Sequence[TableRead]) -> list[GatheredRows]:
+        """Rows of nodes, wherever they are, of some tables; collective.
 
-        ``view`` are those that this machine has; other parameters are those of
-        :func:`dgl_mgpu.ops.gather_rows`, and the feature's name and its node type.
-
-        Returns
-        -------
-        rows : Tensor, ``dtype``, shape (n, *row_shape)
-        here : Tensor, shape (m,)
-            The ids of those that this machine keeps.
-        num_received : int
-            Rows that other machines sent.
+        The machines ask each other once for as many tables as heads have words for.
         """
-        what = f"gather rows of '{name}'"
-        with self._told(what):
-            ids = check_ids(ids, what, view.tiers.device)
-            missing = self._missing(view, ntype, ids, what)
-        asked, is_needed = self._ask(what, missing.ids, missing.counts)
-        here = ids[missing.here]
-        if not is_needed:
-            return gather_rows(view, ids, out=out, dtype=dtype), here, 0
-        answer = gather_rows(view, asked.data, dtype=view.dtype)
-        received = self._machines.all_to_all(answer, asked.lengths, missing.counts)
-        if out is None:
-            out = torch.empty(len(ids), *view.row_shape, dtype=dtype, device=ids.device)
-        # As bytes, since torch does not index all types.
-        into = as_bytes(out)
-        into[missing.here] = as_bytes(gather_rows(view, here, dtype=dtype))
-        into[missing.there] = as_bytes(received.to(dtype))[missing.inverse]
-        return out, here, len(received)
+        found: list[GatheredRows] = []
+        for first in range(0, len(reads), self._most_types):
+            found += self._gather(reads[first : first + self._most_types])
+        return found
+
+    def _gather(self, reads: Sequence[TableRead]) -> list[GatheredRows]:
+        what = f"gather rows of {', '.join(repr(read.table.name) for read in reads)}"
+        with self._rounds.told(what):
+            wanted = [
+                Wanted(
+                    check_ids(read.ids, what, read.view.tiers.device),
+                    read.view,
+                    read.table.ntype,
+                    lists_own=read.view.disk is not None,
+                )
+                for read in reads
+            ]
+        asked = self._rounds.ask(what, wanted)
+        if not asked.is_needed:
+            return [
+                GatheredRows(
+                    gather_rows(read.view, read.ids, out=read.out, dtype=read.dtype),
+                    read.view,
+                    read.ids,
+                    0,
+                )
+                for read in reads
+            ]
+        return [self._received(read, asked, number) for number, read in enumerate(reads)]
+
+    def _received(self, read: TableRead, asked: Asked, number: int) -> GatheredRows:
+        """The rows of a table, one of those that machines have asked each other for."""
+        view, places = read.view, asked.places[number]
+        received, sent, rank = asked.received(number), asked.sent(number), self._machines.rank
+        ids = received.of(asked.data)
+        ids[rank] = ids[rank][:0]
+        lengths = [list(of.lengths) for of in (received, sent)]
+        lengths[0][rank] = lengths[1][rank] = 0
+        answer = gather_rows(view, torch.cat(ids), dtype=view.dtype)
+        rows = self._machines.all_to_all(answer, *lengths)
+        here, own = view, asked.own[number]
+        if own is not None:
+            # Kernels cannot read what is on disk: such rows are read before.
+            own = own[: received.lengths[rank]]
+            here = _all_of(gather_rows(view, own, dtype=view.dtype), view)
+        both = self._with_received(read.table, here, rows, sent, lengths[1], asked.data.shape[1])
+        found = gather_rows(both, places, out=read.out, dtype=read.dtype)
+        if own is not None:
+            return GatheredRows(found, view, own, len(rows))
+        return GatheredRows(found, both, places, len(rows))
+
+    def _with_received(
+        self,
+        table: RemoteTable,
+        view: RowView,
+        rows: torch.Tensor,
+        sent: Spans,
+        lengths: list[int],
+        room: int,
+    ) -> RowView:
+        """Rows received of machines, each in a tier, and then those of a view.
+
+        They are those of as many ids as ``lengths`` says, from where ``sent`` begins in the message
+        to each, which has this room.
+        """
+        device, size = view.tiers.device, len(lengths)
+        first = size * room
+        # What one stream has made, another might read too early.
+        key = table.name, table.ntype, current_stream(device) if device.type == "cuda" else 0
+        known = self._tiers.get(key)
+        if known is not None and known[0] is view.tiers and known[1] == room:
+            tiers = known[2]
+        else:
+            of_machines = [[n * room, (n + 1) * room, 1, n] for n in range(size)]
+            here = view.tiers + to_device([first, first, 0, size], device)
+            tiers = torch.cat([to_device(of_machines, device), here])
+            self._tiers[key] = view.tiers, room, tiers
+        addresses, address = [], rows.data_ptr()
+        for begin, length in zip(sent.begins, lengths, strict=True):
+            addresses.append(address - begin * view.row_bytes)
+            address += length * view.row_bytes
+        return with_fields(
+            view,
+            tiers=tiers,
+            pointers=torch.cat([to_device(addresses, device), view.pointers]),
+            num_rows=first + view.num_rows,
+            position=view.position[:0],
+            owner=(view.owner, rows),
+            host_start=view.host_start if view.host_start < 0 else first + view.host_start,
+            disk=None,
+            address=0,
+        )
 
     def sample_etype_neighbors(
         self,
@@ -267,42 +267,118 @@ class OtherMachines:
 
         ``weights`` are those of feature ``prob``, of all edges.
         """
-        what = f"sample hop {key.hop}" + ("" if prob is None else f" by '{prob}'")
-        etypes, edges = list(views), _Edges(views, weights)
+        etypes = list(views)
         none = torch.empty(0, dtype=next(iter(views.values())).idtype, device=self._device)
-        with self._told(what):
+        what = f"sample hop {key.hop}" + ("" if prob is None else f" by '{prob}'")
+        with self._rounds.told(what):
             ids = [check_ids(seeds.get(etype, none), what, self._device) for etype in etypes]
             wanted = [fanout_of(fanouts, etype, what) if etype in seeds else 0 for etype in etypes]
-            missing = [
-                self._missing(view, etype[2], of_type, what)
+        what += f": {', '.join(map(str, wanted))} neighbors" + (", with replacement" * replace)
+        asked = self._rounds.ask(
+            what,
+            [
+                Wanted(of_type, view, etype[2])
                 for (etype, view), of_type in zip(views.items(), ids, strict=True)
+            ],
+            key,
+        )
+
+        def sample(keys: Sequence[SampleKey], ids: Sequence[Sequence[torch.Tensor]]) -> Edges:
+            """The edges of each type and of the ids of each machine, by its key."""
+            return [
+                [
+                    sample_neighbors(
+                        view,
+                        of_machine,
+                        fanout,
+                        with_fields(of, etype=number),
+                        replace=replace,
+                        weights=weights.get(etype),
+                    )
+                    for of, of_machine in zip(keys, of_type, strict=True)
+                ]
+                for number, ((etype, view), of_type, fanout) in enumerate(
+                    zip(views.items(), ids, wanted, strict=True)
+                )
             ]
-        parts = [each.ids.split(each.counts) for each in missing]
-        asking: list[list[int]] = []
-        pieces: list[torch.Tensor] = []
-        lengths: list[int] = []
-        for of_machine in zip(*parts, strict=True):
-            asking.append([len(part) for part in of_machine])
-            count = sum(asking[-1])
-            words = _Request(key, replace, asking[-1], wanted).words() if count else []
-            head = torch.tensor(words, dtype=torch.int64).view(self._dtype)
-            pieces += head.to(self._device), *of_machine
-            lengths.append(len(head) + count)
-        asked, is_needed = self._ask(what, torch.cat(pieces), lengths)
-        here = [of_type[each.here] for of_type, each in zip(ids, missing, strict=True)]
-        counts = [len(of_type) for of_type in here]
-        request = _Request(key, replace, counts, wanted)
-        received: Received | None = None
-        if is_needed:
-            mine, received = self._answered(
-                what, lambda: (request.sample(edges, torch.cat(here)), self._answers(edges, asked))
-            )
+
+        if asked.is_needed:
+            by_machine = [asked.ids(number) for number in range(len(etypes))]
+
+            def answer() -> tuple[Edges, Samples]:
+                edges = sample(asked.keys, by_machine)
+                return edges, Samples(asked, edges)
+
+            edges, answers = self._rounds.answer(what, answer, num_starts(asked), 2)
+            mine = [of_type[self._machines.rank] for of_type in edges]
+            found = joined(asked, answers, mine, none)
         else:
-            mine = request.sample(edges, torch.cat(here))
-        found = _joined(none, ids, missing, mine, asking, received)
+            found = [edges for (edges,) in sample([key], [[of_type] for of_type in ids])]
         return {
             etype: sampled for etype, sampled in zip(etypes, found, strict=True) if etype in seeds
         }
+
+    def can_start_hops(
+        self,
+        views: Mapping[CanonicalEtype, GraphView],
+        fanouts: Sequence[Mapping[CanonicalEtype, int]],
+    ) -> bool:
+        """Whether :meth:`sample_hops_async` samples such hops; the same on all ranks."""
+        (source, _, target), *others = etypes = list(views)
+        is_bounded = all(fanout[etypes[0]] >= 0 for fanout in fanouts)
+        return self._have_gpus and source == target and is_bounded and bool(fanouts) and not others
+
+    def sample_hops_async(
+        self,
+        views: Mapping[CanonicalEtype, GraphView],
+        seeds: torch.Tensor,
+        fanouts: Sequence[Mapping[CanonicalEtype, int]],
+        key: SampleKey,
+        *,
+        replace: bool,
+    ) -> SampleFuture[list[EtypeBlock]] | None:
+        """Start to sample all hops, uniformly, of one edge type; collective.
+
+        The host waits for what is asked of the first hop, which tells whether all ranks do the
+        same.  None is returned to all if some may have more edges than there is room for.
+        """
+        ((etype, view),) = views.items()
+        of_hops = [fanout[etype] for fanout in reversed(fanouts)]
+        what = f"sample hops of {', '.join(map(str, of_hops))} neighbors"
+        what += ", with replacement" * replace
+        with self._rounds.told(what):
+            seeds = to_idtype(seeds, view, view.num_rows)
+            raise_faults(self._device, wait=False)
+        asked = self._rounds.ask(what, [Wanted(seeds, view, etype[2])], key)
+        num_seeds = max(map(sum, asked.sent_by_all(1)))
+        most_of_all = most_nodes(num_seeds, of_hops, view.num_rows)
+        most = most_nodes(len(seeds), of_hops, view.num_rows)
+        if most_of_all is None or most is None:
+            return None
+        options = [
+            [
+                HopOptions(fanout, replace, with_fields(of, hop=key.hop + number).fold(), view.sms)
+                for of in asked.keys
+            ]
+            for number, fanout in enumerate(of_hops)
+        ]
+        space = workspace(self._device)
+        batch = MachineBatch(space, view, seeds, most, self._rounds.network(etype[2]))
+        hops = Hops(what, notes_of(what, key), self._rounds.messages, options, most_of_all)
+
+        def launch() -> None:
+            with space.lock:
+                hops.launch(batch, asked)
+
+        def finish() -> list[EtypeBlock]:
+            heads, sampled = batch.finish()
+            if hops.had_room(heads):
+                return blocks(etype, sampled)
+            again = self.sample_hops_async(views, seeds, fanouts, key, replace=replace)
+            assert again is not None  # as the first time
+            return again.result()
+
+        return SampleFuture(finish, launch)
 
     def walk_step(
         self,
@@ -323,27 +399,30 @@ class OtherMachines:
         is_here = position[nodes.clamp(min=0)] >= 0 if len(position) else nodes >= 0
         here = (is_here & (nodes >= 0)).nonzero()[:, 0]
         there = (~is_here & (nodes >= 0)).nonzero()[:, 0]
-        owners = torch.searchsorted(self._bounds[ntype][1:-1].long(), nodes[there], right=True)
+        bounds = self._rounds.owners[ntype].bounds
+        owners = torch.searchsorted(bounds[1:-1], nodes[there], right=True)
         there = there[owners.argsort(stable=True)]
         counts = owners.bincount(minlength=self._machines.size).tolist()
         # A draw has 64 bits, which are two elements where ids have 32.
-        picks = draws[there][:, None].view(self._dtype)
-        width = 1 + torch.int64.itemsize // self._dtype.itemsize
-        rows = torch.cat([nodes[there].to(self._dtype)[:, None], picks], 1)
-        asked, _ = self._ask(what, rows.flatten(), [count * width for count in counts])
+        dtype = self._rounds.dtype
+        picks = draws[there][:, None].view(dtype)
+        rows = torch.cat([nodes[there].to(dtype)[:, None], picks], 1)
+        width = rows.shape[1]
+        lengths = [count * width for count in counts]
+        asked = self._rounds.ask_vectors(what, Vectors(rows.flatten(), lengths))
 
-        def taken() -> tuple[tuple[torch.Tensor, torch.Tensor], list[torch.Tensor]]:
-            mine, of_others = step(nodes[here], draws[here]), asked.data.view(-1, width)
+        def taken() -> Vectors:
+            of_others = asked.joined().view(-1, width)
             picks = of_others[:, 1:].clone(memory_format=torch.contiguous_format)
-            answer = torch.stack(step(of_others[:, 0].long(), picks.view(torch.int64)[:, 0]), 1).to(
-                self._dtype
+            answer = torch.stack(step(of_others[:, 0].long(), picks.view(torch.int64)[:, 0]), 1)
+            return Vectors(
+                answer.to(dtype).flatten(), [2 * n // width for n in asked.received().lengths]
             )
-            lengths = [length // width for length in asked.lengths]
-            return mine, [part.flatten() for part in answer.split(lengths)]
 
+        mine, answers = self._rounds.answer(what, lambda: (step(nodes[here], draws[here]), taken()))
         to, along = torch.full_like(nodes, -1), torch.full_like(nodes, -1)
-        (to[here], along[here]), received = self._answered(what, taken)
-        to[there], along[there] = received.data.view(-1, 2).long().T
+        to[here], along[here] = mine
+        to[there], along[there] = answers.joined().view(-1, 2).long().T
         return to, along
 
     def check_weights(self, view: GraphView, weights: RowView) -> None:
@@ -365,171 +444,15 @@ class OtherMachines:
 
         self._machines.run_all("check sampling weights", check)
 
-    def _answered(
-        self, what: str, sample: Callable[[], tuple[T, list[torch.Tensor]]]
-    ) -> tuple[T, Received]:
-        """What is sampled here for this rank, and what others send it; all raise if one cannot."""
-        try:
-            mine, answers = sample()
-        except DGLMGPUError as error:
-            nothing = torch.empty(0, dtype=self._dtype, device=self._device)
-            self._messages.exchange(what, (_FAILED,), nothing, [0] * self._machines.size)
-            self._machines.all_gather((what, error_text(error)))
-            raise
-        lengths = [len(answer) for answer in answers]
-        received = self._messages.exchange(what, (_OK,), torch.cat(answers), lengths)
-        if any(state != _OK for (state,) in received.notes):
-            self._raise_unlike(what)
-        return mine, received
 
-    def _answers(self, edges: _Edges, asked: Received) -> list[torch.Tensor]:
-        """What each rank asks for: numbers of edges, neighbours and edge ids, of all types."""
-        num_words = _Request.num_words(len(edges.views))
-        width = num_words * torch.int64.itemsize // self._dtype.itemsize
-        parts = asked.data.split(asked.lengths)
-        words = torch.cat([part[:width] for part in parts]).view(torch.int64).tolist()
-        answers = []
-        for part in parts:
-            if not len(part):
-                answers.append(part)
-                continue
-            request, words = _Request.read(words[:num_words]), words[num_words:]
-            sampled = request.sample(edges, part[width:])
-            answers.append(
-                torch.cat(
-                    [
-                        *(each.indptr.diff() for each in sampled),
-                        *(each.neighbors for each in sampled),
-                        *(each.eids for each in sampled),
-                    ]
-                ).to(self._dtype)
-            )
-        return answers
-
-    def _missing(
-        self, view: RowView | GraphView, ntype: str, ids: torch.Tensor, what: str
-    ) -> _Missing:
-        """Which ids are not kept here.  Raises IdOutOfRangeError."""
-        raise_at_id_outside(ids, view.num_rows, what)
-        position = view.position
-        # Of rows that are all here there may be no positions.
-        is_here = (
-            position[ids.long()] >= 0 if len(position) else torch.ones_like(ids, dtype=torch.bool)
-        )
-        return self._elsewhere(is_here, ntype, ids)
-
-    def _elsewhere(self, is_here: torch.Tensor, ntype: str, ids: torch.Tensor) -> _Missing:
-        """Those of some nodes that are not here, as their owners are asked for them."""
-        there = (~is_here).nonzero()[:, 0]
-        distinct, inverse = torch.unique(ids[there].to(self._dtype), return_inverse=True)
-        ends = torch.searchsorted(distinct, self._bounds[ntype])
-        return _Missing(is_here.nonzero()[:, 0], there, distinct, inverse, ends.diff().tolist())
-
-    @contextlib.contextmanager
-    def _told(self, what: str) -> Iterator[None]:
-        """Have all ranks told of an error before this one asks for anything."""
-        try:
-            yield
-        except DGLMGPUError as error:
-            nothing = torch.empty(0, dtype=self._dtype, device=self._device)
-            self._exchange(what, _FAILED, nothing, [0] * self._machines.size)
-            self._last = ""
-            self._machines.all_gather((what, error_text(error)))
-            raise
-
-    def _ask(self, what: str, data: torch.Tensor, lengths: Sequence[int]) -> tuple[Received, bool]:
-        """Tell all ranks what this one asks for, and learn what they do, and whether any does."""
-        asked = self._exchange(what, _OK, data, lengths)
-        mine = [_OK, _number(what)]
-        self._last = what
-        if any(note[:2] != mine for note in asked.notes):
-            self._last = ""
-            self._raise_unlike(what)
-        return asked, any(length for _, _, length in asked.notes)
-
-    def _exchange(
-        self, what: str, state: int, data: torch.Tensor, lengths: Sequence[int]
-    ) -> Received:
-        # The round before tells about how long the requests of this one are; what this one is for
-        # other ranks need not agree on.
-        notes = state, _number(what), sum(lengths)
-        return self._messages.exchange(("after", self._last), notes, data, lengths)
-
-    def _raise_unlike(self, what: str) -> NoReturn:
-        """Raise what is wrong on another rank: it failed, or is to do something else."""
-        every = self._machines.all_gather((what, ""))
-        for rank, (other, reason) in enumerate(every):
-            if reason:
-                raise rank_failed(other, rank, reason)
-        rank, other = next((rank, other) for rank, (other, _) in enumerate(every) if other != what)
-        raise InvalidInputError(
-            f"{what}, which other machines keep as well",
-            f"a rank of machine {rank} is to {other} meanwhile",
-            "have all ranks of the job sample and read the same in the same order",
-        )
-
-
-def _joined(
-    none: torch.Tensor,
-    ids: Sequence[torch.Tensor],
-    missing: Sequence[_Missing],
-    mine: Sequence[SampledNeighbors],
-    asking: Sequence[Sequence[int]],
-    received: Received | None,
-) -> list[SampledNeighbors]:
-    """The edges of all ids of each type, of those sampled here and those received.
-
-    ``none`` are no ids, ``asking`` says how many of each type were asked of each machine.
-    """
-    # Runs of edges, a run for each id, one after the other in `neighbors` and `eids`: of those
-    # sampled here by type, then of those received by machine and type.
-    degrees = [edges.indptr.diff() for edges in mine]
-    neighbors = [edges.neighbors for edges in mine]
-    eids = [edges.eids for edges in mine]
-    if received is not None:
-        for part, counts in zip(received.data.split(received.lengths), asking, strict=True):
-            num_ids = sum(counts)
-            num_edges = (len(part) - num_ids) // 2
-            of_part = part.split([num_ids, num_edges, num_edges])
-            degrees.append(of_part[0])
-            neighbors.append(of_part[1].to(none.dtype))
-            eids.append(of_part[2].to(none.dtype))
-    all_degrees = torch.cat([none.long(), *degrees])
-    begins = all_degrees.cumsum(0) - all_degrees
-    # Numbers of runs: the first of each machine's, and of each type there.
-    first_received = sum(len(each.here) for each in missing)
-    run_of: list[torch.Tensor] = []
-    first_here = 0
-    for number, (of_type, each) in enumerate(zip(ids, missing, strict=True)):
-        run = torch.empty_like(of_type, dtype=torch.int64)
-        run[each.here] = first_here + torch.arange(len(each.here), device=none.device)
-        first_here += len(each.here)
-        if len(each.ids):
-            begin, received_runs = first_received, []
-            for counts in asking:
-                first = begin + sum(counts[:number])
-                of_machine = torch.arange(first, first + counts[number], device=none.device)
-                received_runs.append(of_machine)
-                begin += sum(counts)
-            run[each.there] = torch.cat(received_runs)[each.inverse]
-        run_of.append(run)
-    runs = torch.cat(run_of)
-    lengths = all_degrees[runs]
-    ends = lengths.cumsum(0)
-    # Where each edge is among those that were sampled.
-    shift = (begins[runs] - ends + lengths).repeat_interleave(lengths)
-    at = torch.arange(len(shift), device=none.device) + shift
-    all_neighbors, all_eids = torch.cat([none, *neighbors])[at], torch.cat([none, *eids])[at]
-    sizes = [len(of_type) for of_type in ids]
-    found, done = [], 0
-    for of_type in lengths.split(sizes):
-        indptr = torch.cat([of_type.new_zeros(1), of_type.cumsum(0)])
-        end = done + int(indptr[-1]) if len(ids) > 1 else len(at)
-        found.append(SampledNeighbors(indptr, all_neighbors[done:end], all_eids[done:end]))
-        done = end
-    return found
-
-
-def _number(what: str) -> int:
-    """A number for what a round is for."""
-    return zlib.crc32(what.encode())
+def _all_of(rows: torch.Tensor, like: RowView) -> RowView:
+    """Rows in the order of their positions, as a table like another one."""
+    tiers = to_device([[0, len(rows), 1, 0]], rows.device)
+    return RowView(
+        tiers=tiers,
+        pointers=to_device([rows.data_ptr()], rows.device),
+        num_rows=len(rows),
+        row_shape=like.row_shape,
+        dtype=like.dtype,
+        owner=rows,
+    )

@@ -15,7 +15,7 @@ _FLOATS = ("float", "double", "dgl_mgpu::Float16", "dgl_mgpu::BFloat16")
 #: What may stand for a template's parameter, by its name; first for all files.
 _ARGUMENTS = {
     "": dict.fromkeys(
-        ("Id", "Neighbor", "Node", "Position", "Seed", "Sorted", "Source", "Start"), _IDS
+        ("Id", "Neighbor", "Node", "Position", "Seed", "Sent", "Sorted", "Source", "Start"), _IDS
     ),
     "attention.cu": {
         "Element": _FLOATS,

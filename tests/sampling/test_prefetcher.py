@@ -52,6 +52,8 @@ class NumberSource:
         self.version, self.left = 0, None
         #: What beginning a batch raises, by its number.
         self.fails_to_start = {}
+        #: What going on with one raises.
+        self.fails_to_go_on = {}
         #: What making a batch leaves, by its number.
         self.leaves = {}
 
@@ -82,6 +84,12 @@ class NumberSource:
         if errors:
             raise errors.pop(0)
         return Batch(number, (seeds, self.version))
+
+    def go_on(self, future):
+        self.log.append(("goes on", future[1]))
+        errors = self.fails_to_go_on.get(future[1])
+        if errors:
+            raise errors.pop(0)
 
     def dependencies(self):
         return self.version
@@ -523,6 +531,24 @@ def test_in_lockstep_batches_are_made_at_the_same_places_whatever_the_gpu_does(d
         logs.append([entry for entry in side_stream.log if isinstance(entry[1], int)])
         assert made(side_stream.log, "here") == [0]
     assert all(log == logs[0] for log in logs)
+
+
+def test_in_lockstep_the_next_samples_go_on_behind_a_batch():
+    side_stream = HostStream()
+    source, batches = over(side_stream, in_lockstep=True, count=4)
+    source.fails_to_go_on = {2: [RuntimeError("lost")]}
+    assert [next(batches).number for _ in range(2)] == [0, 1]
+    with pytest.raises(RuntimeError, match="lost"):
+        next(batches)
+    assert next(batches).number == 3
+    order = [entry for entry in side_stream.log if entry[0] in ("starts", "makes ahead", "goes on")]
+    assert order == [
+        *(("starts", 1), ("starts", 2), ("makes ahead", 1), ("goes on", 2)),
+        *(("starts", 3), ("goes on", 3)),
+        ("makes ahead", 3),
+    ]
+    _, others = over(HostStream(), count=4)
+    assert [batch.number for batch in others] == list(range(4))
 
 
 def test_in_lockstep_no_batch_is_made_again_for_want_of_memory():

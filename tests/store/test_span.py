@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,10 +28,12 @@ from dgl_mgpu.errors import (
     RankFailedError,
     UnsupportedByStoreError,
 )
+from dgl_mgpu.ops import SampleKey, device
 from dgl_mgpu.sampling import dataloading
 from dgl_mgpu.store.graph import StoreGraph
 from dgl_mgpu.train.compose import compose
 from dgl_mgpu.train.minibatch.run import make_trainer
+from tests.kernels.emulator import EmulatedDriver
 from tests.ranks import RankProcesses, on_machines
 from tests.sampling.side_streams import HostStream
 from tests.train.jobs import SMALL
@@ -164,6 +167,51 @@ def four_ranks() -> Iterator[RankProcesses]:
     processes = RankProcesses(4)
     yield processes
     processes.close()
+
+
+@contextlib.contextmanager
+def _emulated_gpus(store: GlobalStore) -> Iterator[EmulatedDriver]:
+    """Sample over machines by the kernels for GPUs, which an emulator runs."""
+    driver = EmulatedDriver()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(device, "driver", driver)
+        patch.setattr(store.graph._structure.others, "_have_gpus", True)
+        yield driver
+
+
+def _by_kernels() -> None:
+    g, rank = power_law(), dist.get_rank()
+    draw = torch.Generator().manual_seed(rank)
+    seeds = torch.randperm(NODES, generator=draw)
+    with (
+        GlobalStore.from_dgl(g, seed=5, span="job", replica_ratio=0.1) as store,
+        _emulated_gpus(store) as driver,
+    ):
+        others, (etype,) = store.graph._structure.others, g.canonical_etypes
+        assert others is not None
+        for options in {}, {"replace": True}:
+            sampler = NeighborSampler([3, 4], prefetch_node_feats=["feat"], **options)
+            _assert_same_batches(g, store, sampler, seeds[: 35 + rank])
+        # None on a rank; then far more than there is room for.
+        for count in 20 * rank, 200:
+            _, _, blocks = store.graph.sample_blocks(seeds[:count], [3, 4])
+            assert blocks[-1].num_dst_nodes() == count
+            for block in blocks:
+                in_edges = g.find_edges(block.edata[dgl.EID])
+                ids = block.srcdata[dgl.NID], block.dstdata[dgl.NID]
+                for of_block, end, expected in zip(ids, block.edges(), in_edges, strict=True):
+                    assert torch.equal(of_block[end], expected)
+        bad = torch.tensor([NODES]) if rank == 1 else seeds[:1]
+        with pytest.raises(IdOutOfRangeError if rank == 1 else RankFailedError):
+            others.sample_hops_async(
+                store.graph._structure.views(), bad, [{etype: 2}], SampleKey(0), replace=False
+            )
+        launched = {kernel.source for kernel in driver.launched}
+        assert launched >= {"sample.cu", "answers.cu", "requests.cu", "unique.cu"}
+
+
+def test_kernels_sample_as_on_one_machine(ranks: RankProcesses) -> None:
+    ranks.run(on_machines, "abc", _by_kernels)
 
 
 def test_two_machines_of_two_ranks_are_as_one(four_ranks: RankProcesses) -> None:
@@ -404,14 +452,16 @@ def _collectives_of_batches() -> list[int]:
     return counts
 
 
-def test_a_hop_and_a_feature_take_two_collectives_each(ranks: RankProcesses) -> None:
+def test_a_hop_takes_two_collectives_and_features_one_more_than_they_are(
+    ranks: RankProcesses,
+) -> None:
     for counts in ranks.run(on_machines, "abc", _collectives_of_batches):
-        assert min(counts) == 10
+        assert min(counts) == 9
         # Messages longer than those before take one more each.
         assert max(counts[1:]) <= 18 and sum(counts[1:]) <= 9 * 13
 
 
-def _made_ahead() -> None:
+def _made_ahead(by_kernels: bool) -> None:
     g, rank = power_law(), dist.get_rank()
     draw = torch.Generator().manual_seed(rank)
     seeds = torch.randperm(NODES, generator=draw)[:200]
@@ -421,9 +471,12 @@ def _made_ahead() -> None:
         GlobalStore.from_dgl(g, seed=5, span="job", replica_ratio=0.1) as store,
         GlobalStore.from_dgl(g, seed=5) as whole,
         pytest.MonkeyPatch.context() as patch,
+        contextlib.ExitStack() as stack,
     ):
         expected = _batches(whole.graph, seeds, sampler)
         patch.setattr(dataloading, "side_stream_of", lambda device: side_stream)
+        if by_kernels:
+            stack.enter_context(_emulated_gpus(store))
         store.graph.set_epoch(1)
         loader = dgl.dataloading.DataLoader(store.graph, seeds, sampler, batch_size=16)
         for number, ((inputs, _, blocks), (other, _, _)) in enumerate(
@@ -440,8 +493,9 @@ def _made_ahead() -> None:
         assert sum(event.on_side_stream for event in records) >= len(expected) - 1
 
 
-def test_batches_are_made_ahead_on_all_ranks_alike(ranks: RankProcesses) -> None:
-    ranks.run(on_machines, "abc", _made_ahead)
+@pytest.mark.parametrize("by_kernels", [False, True])
+def test_batches_are_made_ahead_on_all_ranks_alike(ranks: RankProcesses, by_kernels: bool) -> None:
+    ranks.run(on_machines, "abc", _made_ahead, by_kernels)
 
 
 def _chosen(little: str) -> tuple[bool, int]:
