@@ -111,6 +111,11 @@ class MiniBatches:
                 minibatch = each(minibatch)
         return _Started(minibatch, None, len(stages))
 
+    def go_on(self, future: _Started) -> None:
+        """Start what is left of a mini-batch's sampling."""
+        if future.future is not None:
+            future.future.go_on()
+
     def make(self, number: int, seeds: Any, future: _Started | None = None) -> Any:
         """Go through the stages from the one that samples on, after :meth:`start`."""
         started = future or self.start(number, seeds)
