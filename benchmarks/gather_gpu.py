@@ -40,7 +40,6 @@ from benchmarks.figures import Figure, Report
 from benchmarks.gpu import (
     Minibatches,
     NumberedWords,
-    PowerLaw,
     built_store,
     calibrate_option,
     common_options,
@@ -49,6 +48,7 @@ from benchmarks.gpu import (
     require_words,
     this_device,
 )
+from benchmarks.graphs import Graph, facts, graph_of, graph_options
 from benchmarks.mapped import host_rows, mapped
 from benchmarks.peers.wholegraph import Cache, Gather, WholeGraph, connect, numbered_words
 from dgl_mgpu.comm.communicator import Communicator
@@ -198,7 +198,7 @@ class Bench:
                 ceiling = self._over(copy, shares[slowest]) if shares[slowest] else None
                 more = {
                     "shares": shares,
-                    "graph": vars(law),
+                    "graph": facts(law),
                     "fanouts_from_seeds": FANOUTS,
                     "neighbours": "drawn with replacement",
                     "gpu_budget_bytes": budget,
@@ -238,15 +238,15 @@ class Bench:
                 case = f"unexpected, {row_bytes} B"
                 self._report.add(Figure(case, "GB/s", rates["ours"], more=more))
 
-    def _sampling(self) -> tuple[PowerLaw, Minibatches]:
+    def _sampling(self) -> tuple[Graph, Minibatches]:
         """A graph, and mini-batches that are sampled from it."""
         options = self._options
-        law = PowerLaw(options.nodes, options.edges, source_exponent=options.source_exponent)
+        law = graph_of(options, source_exponent=options.source_exponent)
         return law, Minibatches(law, options.batch, FANOUTS)
 
     @contextlib.contextmanager
     def _sampled_table(
-        self, law: PowerLaw, minibatches: Minibatches, part: float
+        self, law: Graph, minibatches: Minibatches, part: float
     ) -> Iterator[tuple[Table, int]]:
         """A table for these mini-batches, in so much of its size of all GPUs' memory together; and
         the bytes of each GPU."""
@@ -394,6 +394,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     common_options(parser)
     calibrate_option(parser)
+    graph_options(parser)
     parser.add_argument("--parts", nargs="+", choices=PARTS_OF_IT, default=PARTS_OF_IT)
     parser.add_argument("--row-bytes", type=int, nargs="+", default=[128, 400, 512, 1024])
     parser.add_argument("--ids", type=int, default=1_000_000, help="uniform ids a batch")
