@@ -48,7 +48,7 @@ from benchmarks.gpu import (
     require_words,
     this_device,
 )
-from benchmarks.graphs import Graph, facts, graph_of, graph_options
+from benchmarks.graphs import GraphSource, facts, graph_of, graph_options
 from benchmarks.mapped import host_rows, mapped
 from benchmarks.peers.wholegraph import Cache, Gather, WholeGraph, connect, numbered_words
 from dgl_mgpu.comm.communicator import Communicator
@@ -238,7 +238,7 @@ class Bench:
                 case = f"unexpected, {row_bytes} B"
                 self._report.add(Figure(case, "GB/s", rates["ours"], more=more))
 
-    def _sampling(self) -> tuple[Graph, Minibatches]:
+    def _sampling(self) -> tuple[GraphSource, Minibatches]:
         """A graph, and mini-batches that are sampled from it."""
         options = self._options
         law = graph_of(options, source_exponent=options.source_exponent)
@@ -246,7 +246,7 @@ class Bench:
 
     @contextlib.contextmanager
     def _sampled_table(
-        self, law: Graph, minibatches: Minibatches, part: float
+        self, law: GraphSource, minibatches: Minibatches, part: float
     ) -> Iterator[tuple[Table, int]]:
         """A table for these mini-batches, in so much of its size of all GPUs' memory together; and
         the bytes of each GPU."""

@@ -26,7 +26,7 @@ _CHUNK = 1 << 26
 REAL = ("cora", "facebook")
 
 
-class Graph(Protocol):
+class GraphSource(Protocol):
     """What makes a graph.
 
     Attributes
@@ -209,7 +209,7 @@ def graph_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def graph_of(options: argparse.Namespace, **of_power_law: Any) -> Graph:
+def graph_of(options: argparse.Namespace, **of_power_law: Any) -> GraphSource:
     """The one that is asked for, power laws with these arguments; sets ``options.nodes`` and
     ``options.edges`` to those of a real one.
 
@@ -224,6 +224,6 @@ def graph_of(options: argparse.Namespace, **of_power_law: Any) -> Graph:
     return GENERATED[options.graph](options.nodes, options.edges, **more)
 
 
-def facts(graph: Graph) -> dict[str, Any]:
+def facts(graph: GraphSource) -> dict[str, Any]:
     """What a graph is, for a report."""
     return {name: value for name, value in vars(graph).items() if not name.startswith("_")}

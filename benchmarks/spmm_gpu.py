@@ -27,8 +27,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks import graphs
 from benchmarks.gpu import host_time, this_device, window
+from benchmarks.graphs import GraphSource, graph_of, graph_options
 from benchmarks.machine import describe_machine
 from dgl_mgpu.ops import spmm, spmm_transposed
 
@@ -114,7 +114,7 @@ class Graph:
         Whether half of the neighbours of a node are near it, by their ids.
     """
 
-    def __init__(self, law: graphs.Graph, device: torch.device, local: bool) -> None:
+    def __init__(self, law: GraphSource, device: torch.device, local: bool) -> None:
         indptr, self.indices = law.csc(device, torch.int32)
         self.indptr, self.nodes = indptr.to(torch.int32), law.nodes
         degrees = self.indptr.diff()
@@ -151,7 +151,7 @@ class Bench:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self._options, self._device = options, this_device()
-        law = graphs.graph_of(options)
+        law = graph_of(options)
         self._cases, orders = CASES, (False, True)
         if options.graph != "power-law":
             # Of which an order is a part; and aims are of the power law's size.
@@ -309,7 +309,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--nodes", type=int, default=2_449_029)
     parser.add_argument("--edges", type=int, default=123_718_280)
-    graphs.graph_options(parser)
+    graph_options(parser)
     parser.add_argument("--repeats", type=int, default=15, help="timed runs of each contender")
     parser.add_argument("--out", type=Path, help="write the figures here, as JSON")
     Bench(parser.parse_args()).run()
