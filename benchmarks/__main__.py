@@ -18,19 +18,17 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.claims.kept import kept_page
+from benchmarks.claims.kept import CLAIMS_PAGE, PAGE, kept_page
 from benchmarks.claims.page import page
 from benchmarks.claims.pictures import draw
 from benchmarks.claims.registry import KEPT, Results
 from benchmarks.runs import Outcome, carry_out, configured
 from dgl_mgpu.errors import DGLMGPUError
 
-PAGE = "claims.md"
-
 
 def report(results: Results, folder: Path) -> None:
     """Write the page and the pictures of some results."""
-    (folder / PAGE).write_text(page(results))
+    (folder / CLAIMS_PAGE).write_text(page(results))
     draw(results, folder)
 
 
@@ -46,7 +44,7 @@ def main(arguments: list[str]) -> int:
     try:
         if arguments == ["report"]:
             report(Results(), KEPT)
-            (KEPT / "README.md").write_text(kept_page())
+            (KEPT / PAGE).write_text(kept_page())
             return 0
         config = configured(arguments)
         out = Path(config.bench.out)
@@ -56,7 +54,7 @@ def main(arguments: list[str]) -> int:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 2
     Console().print(_table(outcomes))
-    print(f"results, {PAGE} and pictures are in {out}")
+    print(f"results, {CLAIMS_PAGE} and pictures are in {out}")
     return int(any(each.what == "failed" for each in outcomes))
 
 

@@ -206,8 +206,10 @@ def figures_of(
 
 
 def step_seconds(curve: Curve) -> float:
-    """What a step takes after those before the first accuracy, which has to be followed by one."""
-    first, *_, last = curve
+    """What a step takes after those before the first accuracy, if there are more."""
+    first, last = curve[0], curve[-1]
+    if first is last:
+        return last["seconds"] / last["steps"]
     return (last["seconds"] - first["seconds"]) / (last["steps"] - first["steps"])
 
 

@@ -59,11 +59,11 @@ def train(told, g, train_ids, valid_ids, device, seed, most_steps):
     optimizer = torch.optim.Adam(model.parameters(), lr=told.lr, fused=device.type == "cuda")
     sampler = NeighborSampler(told.fanouts, prefetch_node_feats=["feat"], prefetch_labels=["label"])
     to = {"device": device, "use_uva": told.place == "pinned", "batch_size": told.batch}
-    valid = [blocks for _, _, blocks in DataLoader(g, valid_ids, sampler, **to)]
     loader = DataLoader(
         g, train_ids, sampler, shuffle=True, drop_last=True, use_ddp=several,
         num_workers=told.workers, **to,
     )  # fmt: skip
+    valid = [blocks for _, _, blocks in DataLoader(g, valid_ids, sampler, **to)]
 
     def wait():
         if device.type == "cuda":

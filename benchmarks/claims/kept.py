@@ -8,17 +8,35 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from statistics import mean, stdev
+from statistics import mean, median, stdev
 from typing import Any
 
 from omegaconf import MISSING, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from benchmarks.claims.page import WRITTEN, commit_text, machine_text, row, value_text
-from benchmarks.claims.registry import FOLDER, KEPT, Results, follow
+from benchmarks.claims.page import WRITTEN, commit_text, machine_text, picture, row, value_text
+from benchmarks.claims.registry import FOLDER, KEPT, Results, follow, papers
 from dgl_mgpu.errors import DataFormatError
 
 SOURCE = FOLDER / "kept.yaml"
+#: Of all results that are kept, and of those that answer claims of the papers.
+PAGE, CLAIMS_PAGE = "README.md", "claims.md"
+
+
+@dataclass
+class Repeats:
+    """What a column's numbers are medians of.
+
+    Attributes
+    ----------
+    at : list
+        Path in an entry of a list of repeats, or of one for each rank.
+    are_times : bool
+        Whether they are times and the column has rates: the longest is of the lowest rate.
+    """
+
+    at: list[Any] = MISSING
+    are_times: bool = False
 
 
 @dataclass
@@ -35,12 +53,16 @@ class Rows:
         Keys of an entry that say what it is; the key of a mapping's entry comes first.
     columns : dict
         Path in an entry by heading.  What an entry lacks stays empty.
+    repeats : dict
+        By heading, what its numbers are medians of, where a result has them: their least and most
+        stand behind the median.
     """
 
     title: str = ""
     of: list[Any] = field(default_factory=lambda: ["figures"])
     label: list[str] = field(default_factory=lambda: ["case"])
     columns: dict[str, list[Any]] = field(default_factory=dict)
+    repeats: dict[str, Repeats] = field(default_factory=dict)
 
 
 @dataclass
@@ -99,7 +121,7 @@ def kept_page() -> str:
     """
     page, results = _read(), Results(KEPT)
     named = [name for part in page.parts for kept in part.results for name in kept.files]
-    there = {path.name for path in KEPT.iterdir() if path.suffix == ".json"}
+    there = {path.name for path in KEPT.iterdir()} - {PAGE, CLAIMS_PAGE, *map(picture, papers())}
     if unnamed := there - set(named):
         raise DataFormatError(
             f"describe the results in {KEPT.name}",
@@ -148,7 +170,9 @@ def _of_kept(kept: Kept, results: Results) -> Iterator[str]:
         for table in kept.tables:
             yield from _table(table, result, filled)
             yield ""
-    if empty := {heading for table in kept.tables for heading in table.columns} - filled:
+    wanted = {heading for table in kept.tables for heading in table.columns}
+    wanted |= {_repeats_of(heading) for table in kept.tables for heading in table.repeats}
+    if empty := wanted - filled:
         raise DataFormatError(
             f"fill the columns {sorted(empty)}",
             f"nothing at their paths in {', '.join(kept.files)}",
@@ -160,11 +184,17 @@ def _table(table: Rows, result: Any, filled: set[str]) -> Iterator[str]:
     """A table of the columns that this result has; they are added to those that are filled."""
     entries = follow(result, table.of)
     named = list(entries.items() if isinstance(entries, Mapping) else (("", e) for e in entries))
-    columns = {
-        heading: cells
-        for heading, path in table.columns.items()
-        if any(cells := [_cell(entry, path) for _, entry in named])
-    }
+    columns = {}
+    for heading, path in table.columns.items():
+        cells = [_cell(entry, path) for _, entry in named]
+        if heading in table.repeats:
+            spreads = [_spread(entry, path, table.repeats[heading]) for _, entry in named]
+            cells = [
+                f"{cell} {spread}".strip() for cell, spread in zip(cells, spreads, strict=True)
+            ]
+            filled |= {_repeats_of(heading)} if any(spreads) else set()
+        if any(cells):
+            columns[heading] = cells
     filled |= set(columns)
     if table.title:
         yield f"{table.title}:\n"
@@ -187,3 +217,35 @@ def _cell(entry: Any, path: list[Any]) -> str:
     if isinstance(found, list):
         return f"{value_text(mean(found), '')} ± {value_text(stdev(found), '')}"
     return value_text(found, "")
+
+
+def _repeats_of(heading: str) -> str:
+    """What is to be filled by a column's repeats."""
+    return f"repeats of {heading}"
+
+
+def _spread(entry: Any, path: list[Any], repeats: Repeats) -> str:
+    """The least and the most of what a number is the median of; nothing, where it is not there.
+
+    Each rank's are compared with its own median, and the number is that of all ranks.
+    """
+    try:
+        number, found = follow(entry, path), follow(entry, repeats.at)
+    except DataFormatError:
+        return ""
+    several = [each for each in _lists_of_numbers(found) if len(each) > 1]
+    if not several or number is None:
+        return ""
+    shares = [each / median(some) for some in several for each in some]
+    if repeats.are_times:
+        shares = [1 / share for share in shares]
+    least, most = (value_text(number * share, "") for share in (min(shares), max(shares)))
+    return f"({least} to {most})"
+
+
+def _lists_of_numbers(found: Any) -> Iterator[list[float]]:
+    if isinstance(found, list) and not any(isinstance(each, list) for each in found):
+        yield found
+    elif isinstance(found, list):
+        for each in found:
+            yield from _lists_of_numbers(each)

@@ -29,17 +29,19 @@ TABLES = """
 
 
 @pytest.fixture
-def page_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def page_of(tmp_path: Path, tmp_path_factory, monkeypatch: pytest.MonkeyPatch):
+    folder = tmp_path_factory.mktemp("claims")
+
     def made(tables: str = TABLES, files: str = "[r.json]", result: object = RESULT) -> str:
         (tmp_path / "r.json").write_text(json.dumps(result))
-        (tmp_path / "kept.yaml").write_text(
+        (folder / "kept.yaml").write_text(
             "text: |\n  # Results\nparts:\n- title: Part\n  results:\n"
             f"  - shows: What it shows\n    command: python -m it\n    files: {files}\n"
             f"    note: |\n      A note.\n    tables:{tables}"
         )
         return kept_page()
 
-    monkeypatch.setattr(kept, "SOURCE", tmp_path / "kept.yaml")
+    monkeypatch.setattr(kept, "SOURCE", folder / "kept.yaml")
     monkeypatch.setattr(kept, "KEPT", tmp_path)
     return made
 
@@ -64,6 +66,37 @@ def test_a_column_that_a_result_lacks_is_left_out_of_its_table(page_of, tmp_path
     less = {**RESULT, "figures": RESULT["figures"][:1], "means": {"one": [1.0, 2.0]}}
     (tmp_path / "s.json").write_text(json.dumps(less))
     assert "|  | ours, ms | reached | peer |" in page_of(files="[r.json, s.json]").splitlines()
+
+
+def test_the_least_and_the_most_of_the_repeats_stand_behind_their_median(page_of) -> None:
+    figures = [
+        {"case": "ms", "ours": 20.0, "each": [20.0, 19.0, 24.0]},
+        # Seconds of two ranks, of which the second is slower, and a rate of both.
+        {"case": "GB/s", "ours": 90.0, "each": [[1.0, 0.9, 1.25], [2.0, 2.0, 2.0]]},
+        {"case": "once", "ours": 20.0, "each": [20.0]},
+        {"case": "no repeats", "ours": 20.0},
+    ]
+    tables = (
+        "\n    - columns: {ours: [ours]}\n      repeats: {ours: {at: [each], are_times: TIMES}}\n"
+    )
+    rows = {
+        are_times: page_of(
+            tables=tables.replace("TIMES", are_times), result={**RESULT, "figures": figures}
+        ).splitlines()[-4:]
+        for are_times in ("false", "true")
+    }
+    assert rows["false"][0] == "| ms | 20 (19 to 24) |"
+    assert rows["true"][1] == "| GB/s | 90 (72 to 100) |"
+    assert rows["true"][2:] == ["| once | 20 |", "| no repeats | 20 |"]
+    with pytest.raises(DataFormatError, match="repeats of ours"):
+        page_of(tables=tables.replace("TIMES", "true").replace("[each]", "[every]"))
+
+
+@pytest.mark.parametrize("name", ["old.png", "notes.md", "other.json"])
+def test_a_file_that_nothing_refers_to_is_found(page_of, tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("{}")
+    with pytest.raises(DataFormatError, match=f"{name} in none of its parts"):
+        page_of()
 
 
 @pytest.mark.parametrize(
