@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import mean, median, stdev
 from typing import Any
 
@@ -76,6 +77,8 @@ class Kept:
         What wrote them, where it is a program of this project.
     files : list of str
         JSON files, and pictures.
+    awaited : list of str
+        JSON files that were not written yet, for which there is a program.
     tables : list of Rows
         Made of each JSON file.
     note : str
@@ -84,7 +87,8 @@ class Kept:
 
     shows: str = MISSING
     command: str = ""
-    files: list[str] = MISSING
+    files: list[str] = field(default_factory=list)
+    awaited: list[str] = field(default_factory=list)
     tables: list[Rows] = field(default_factory=list)
     note: str = ""
 
@@ -110,8 +114,8 @@ class _Page:
     parts: list[Part] = field(default_factory=list)
 
 
-def kept_page() -> str:
-    """The page, in Markdown.
+def kept_page(folder: Path | None = None) -> str:
+    """The page, in Markdown, of the kept results or of others in a folder.
 
     Raises
     ------
@@ -119,12 +123,14 @@ def kept_page() -> str:
         If the YAML has other keys or values than these classes, a file is kept and not named, or
         a column is empty in all rows.
     """
-    page, results = _read(), Results(KEPT)
-    named = [name for part in page.parts for kept in part.results for name in kept.files]
-    there = {path.name for path in KEPT.iterdir()} - {PAGE, CLAIMS_PAGE, *map(picture, papers())}
+    folder = folder or KEPT
+    page, results = _read(), Results(folder)
+    every = [kept for part in page.parts for kept in part.results]
+    named = [name for kept in every for name in (*kept.files, *kept.awaited)]
+    there = {path.name for path in folder.iterdir()} - {PAGE, CLAIMS_PAGE, *map(picture, papers())}
     if unnamed := there - set(named):
         raise DataFormatError(
-            f"describe the results in {KEPT.name}",
+            f"describe the results in {folder.name}",
             f"{', '.join(sorted(unnamed))} in none of its parts",
             f"say in {SOURCE.name} how it was made and what it shows",
         )
@@ -133,7 +139,8 @@ def kept_page() -> str:
         lines.append(f"## {part.title}\n")
         lines += [part.text] if part.text else []
         for kept in part.results:
-            lines += _of_kept(kept, results)
+            kept.files += [name for name in kept.awaited if name in there]
+            lines += _of_kept(kept, results) if kept.files else _awaited(kept)
     return "\n".join(lines)
 
 
@@ -148,6 +155,12 @@ def _read() -> _Page:
             f"write {error.full_key or 'it'} as benchmarks/claims/kept.py describes",
         ) from error
     return page
+
+
+def _awaited(kept: Kept) -> Iterator[str]:
+    yield f"### {kept.shows}\n"
+    yield f"`{kept.command}`\n"
+    yield "There is a program, and no result yet.\n"
 
 
 def _of_kept(kept: Kept, results: Results) -> Iterator[str]:
