@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from benchmarks.claims.kept import CLAIMS_PAGE, PAGE, kept_page
+from benchmarks.claims.kept import CLAIMS_PAGE, PAGE, draw_headlines, kept_page
 from benchmarks.claims.page import page
 from benchmarks.claims.pictures import draw
 from benchmarks.claims.registry import KEPT, Results
@@ -26,6 +26,7 @@ def report(results: Results, folder: Path) -> None:
 def report_kept() -> None:
     """Write the pages and the pictures of the kept results."""
     report(Results(), KEPT)
+    draw_headlines(KEPT)
     (KEPT / PAGE).write_text(kept_page())
 
 

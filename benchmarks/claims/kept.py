@@ -6,6 +6,7 @@ holds no measured number itself.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,12 +17,15 @@ from omegaconf import MISSING, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from benchmarks.claims.page import WRITTEN, commit_text, machine_text, picture, row, value_text
+from benchmarks.claims.pictures import Speedups, draw_speedups
 from benchmarks.claims.registry import FOLDER, KEPT, Results, follow, papers
 from dgl_mgpu.errors import DataFormatError
 
 SOURCE = FOLDER / "kept.yaml"
 #: Of all results that are kept, and of those that answer claims of the papers.
 PAGE, CLAIMS_PAGE = "README.md", "claims.md"
+#: The first one's first picture.
+HEADLINES = "how_much_faster.png"
 
 
 @dataclass
@@ -109,8 +113,58 @@ class Part:
 
 
 @dataclass
+class Headline:
+    """What the page's first picture shows of a result.
+
+    Attributes
+    ----------
+    what : str
+        What is so many times as fast, against what.
+    file : str
+        Left out while there is none.
+    at : list
+        Path of the quotient in each figure, or of what ``over`` is divided by.
+    over : list
+    cases : str
+        What the names of the cases match, as a regular expression; all of them, if it is empty.
+    gpus : int or None
+        How many measured it, where that is not all of the machine's.
+    """
+
+    what: str = MISSING
+    file: str = MISSING
+    at: list[Any] = MISSING
+    over: list[Any] = field(default_factory=list)
+    cases: str = ""
+    gpus: int | None = None
+
+    def speedups(self, results: Results) -> Speedups:
+        """Of all cases that have them."""
+        result = results.read(self.file)
+        entries = [each for each in result["figures"] if re.match(self.cases, _case_of(each))]
+        found = [follow(each, self.at) for each in entries]
+        if self.over:
+            pairs = zip([follow(each, self.over) for each in entries], found, strict=True)
+            found = [over / at for over, at in pairs if over is not None and at is not None]
+        quotients = [each for each in found if each is not None]
+        if not quotients:
+            raise DataFormatError(
+                f"draw '{self.what}'",
+                f"no case of {self.file} that matches '{self.cases}' has a quotient",
+                f"mend 'headlines' of {SOURCE.name}",
+            )
+        return Speedups(self.what, machine_text(result, self.gpus), quotients)
+
+
+def _case_of(entry: Mapping[str, Any]) -> str:
+    """What a figure is of, by whichever name programs give it."""
+    return str(next((entry[key] for key in ("case", "name", "way") if key in entry), ""))
+
+
+@dataclass
 class _Page:
     text: str = MISSING
+    headlines: list[Headline] = field(default_factory=list)
     parts: list[Part] = field(default_factory=list)
 
 
@@ -127,7 +181,12 @@ def kept_page(folder: Path | None = None) -> str:
     page, results = _read(), Results(folder)
     every = [kept for part in page.parts for kept in part.results]
     named = [name for kept in every for name in (*kept.files, *kept.awaited)]
-    there = {path.name for path in folder.iterdir()} - {PAGE, CLAIMS_PAGE, *map(picture, papers())}
+    there = {path.name for path in folder.iterdir()} - {
+        PAGE,
+        CLAIMS_PAGE,
+        HEADLINES,
+        *map(picture, papers()),
+    }
     if unnamed := there - set(named):
         raise DataFormatError(
             f"describe the results in {folder.name}",
@@ -142,6 +201,13 @@ def kept_page(folder: Path | None = None) -> str:
             kept.files += [name for name in kept.awaited if name in there]
             lines += _of_kept(kept, results) if kept.files else _awaited(kept)
     return "\n".join(lines)
+
+
+def draw_headlines(folder: Path) -> None:
+    """The page's first picture, of the results in a folder."""
+    results = Results(folder)
+    headlines = [each for each in _read().headlines if (folder / each.file).is_file()]
+    draw_speedups([each.speedups(results) for each in headlines], folder / HEADLINES)
 
 
 def _read() -> _Page:

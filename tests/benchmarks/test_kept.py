@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.claims import kept
-from benchmarks.claims.kept import kept_page
-from benchmarks.claims.registry import KEPT
+from benchmarks.claims.kept import Headline, kept_page
+from benchmarks.claims.registry import KEPT, Results
 from dgl_mgpu.errors import DataFormatError
 
 RESULT = {
@@ -90,6 +90,33 @@ def test_the_least_and_the_most_of_the_repeats_stand_behind_their_median(page_of
     assert rows["true"][2:] == ["| once | 20 |", "| no repeats | 20 |"]
     with pytest.raises(DataFormatError, match="repeats of ours"):
         page_of(tables=tables.replace("TIMES", "true").replace("[each]", "[every]"))
+
+
+def test_the_first_picture_has_all_cases_of_a_result(tmp_path: Path) -> None:
+    figures = [
+        {"case": "gpu, a", "ratio": 2.0, "ms": 1.0, "peer": 4.0},
+        {"case": "gpu, b", "ratio": 0.5, "ms": 2.0, "peer": None},
+        {"case": "half, c", "ratio": 9.0, "ms": 3.0, "peer": 3.0},
+        {"case": "gpu, d", "ratio": None, "ms": 4.0, "peer": 4.0},
+    ]
+    content = {"machine": {"gpus": ["NVIDIA H200"] * 2}, "figures": figures}
+    (tmp_path / "r.json").write_text(json.dumps(content))
+    results = Results(tmp_path)
+    found = Headline("it", "r.json", ["ratio"], cases="gpu,", gpus=1).speedups(results)
+    # Also what is slower, and nothing of what is left out.
+    assert found.quotients == [2.0, 0.5] and found.machine == "1 \N{MULTIPLICATION SIGN} H200"
+    assert found.text == "0.50 to 2.00, median 1.25"
+    over = Headline("it", "r.json", ["ms"], ["peer"]).speedups(results)
+    assert over.quotients == [4.0, 1.0, 1.0]
+    with pytest.raises(DataFormatError, match=r"no case of r\.json that matches 'cpu'"):
+        Headline("it", "r.json", ["ratio"], cases="cpu").speedups(results)
+
+
+def test_the_first_picture_is_drawn_without_results_to_come(tmp_path: Path) -> None:
+    (tmp_path / "spmm_gpu.json").symlink_to(KEPT / "spmm_gpu.json")
+    kept.draw_headlines(tmp_path)
+    assert (tmp_path / kept.HEADLINES).read_bytes().startswith(b"\x89PNG")
+    assert (KEPT / kept.HEADLINES).is_file()
 
 
 @pytest.mark.parametrize("name", ["old.png", "notes.md", "other.json"])
