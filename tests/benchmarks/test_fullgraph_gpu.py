@@ -116,7 +116,8 @@ def test_a_round_begins_when_the_product_before_is_done(monkeypatch):
 def test_every_way_is_compared_with_mggs(monkeypatch, tmp_path):
     arguments = "--ranks 2 --shapes reddit --scale 0.0002 --repeats 1"
     sums, layer, gin, preprocessing = run(mgg_gpu, monkeypatch, tmp_path, arguments)
-    assert set(sums["each_ms"]) == set(layer["each_ms"]) == set(gin["each_ms"]) == {
+    assert set(gin["each_ms"]) == set(layer["each_ms"]) - {"auto"}
+    assert set(sums["each_ms"]) == set(layer["each_ms"]) == {
         "broadcast", "halo at first", "halo in 1", "halo in 2", "auto",
     }  # fmt: skip
     assert layer["aim_ms"] == 6.95 / 4 and layer["reached"] is None  # aims are for 8 ranks
