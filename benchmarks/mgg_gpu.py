@@ -10,8 +10,8 @@ remote entries in warps of their own.  Sums and outputs of a sample of nodes and
 are checked first, in float64.
 
 MGG's second model, a GIN of 5 layers of 64 (figure 8), runs forward in every way of exchanging
-rows but 'auto', too: its layers sum rows before they multiply them.  Its outputs are compared with those of
-products of the whole graph's matrix by torch.
+rows but 'auto', too: its layers sum rows before they multiply them.  Its outputs are compared with
+those of products of the whole graph's matrix by torch.
 
 Preprocessing is to partition the graph, which every rank has in its GPU's memory, and to group the
 edges of its part for an exchange.
@@ -207,8 +207,8 @@ class Bench:
         self._keep(
             name, "layer", each("layer"), layer_aim, on_a100=peer.layer_ms, samples=every("layer")
         )
-        ways = tuple(way for way in rounds if way != _AUTO)
-        self._keep(name, "GIN", each("GIN", ways), None, samples=every("GIN", ways))
+        others = tuple(way for way in rounds if way != _AUTO)
+        self._keep(name, "GIN", each("GIN", others), None, samples=every("GIN", others))
         for what, ways in baselines.items():
             self._keep(name, what, each("sums", ways), None, samples=every("sums", ways))
         fastest = min(grouping, key=each("layer").__getitem__)
