@@ -71,11 +71,17 @@ MORE, CACHED = 0.1, 0.1
 _FILLED_BY = 4
 
 
+def without_shift() -> contextlib.AbstractContextManager[object]:
+    """Have each row read from its begin on, and not from that of the line of memory it lies in.
+
+    The operator has no such option, which is of no use but to tell what the shift gains.
+    """
+    return mock.patch.object(gather, "row_slots", lambda row_bytes, vector: row_bytes // vector)
+
+
 def in_order_unshifted(view: RowView, ids: torch.Tensor) -> torch.Tensor:
-    """Rows of the host's memory, read in the order of their addresses and each from its begin on,
-    not from that of the line of memory that it lies in.  By ours: no option of it, since it is of
-    no use but to tell what the shift gains."""
-    with mock.patch.object(gather, "row_slots", lambda row_bytes, vector: row_bytes // vector):
+    """Rows of the host's memory, read in the order of their addresses, and not shifted."""
+    with without_shift():
         return gather_rows(view, ids)
 
 
