@@ -114,14 +114,21 @@ class Bench:
         self._options, self._graph = options, graph
         self._workers: dict[int, float] = {}
         self._curves: dict[str, list[Curve]] = {}
+        self._failures: dict[str, str] = {}
 
-    def run(self) -> None:
-        """Print and keep what is found, after each way."""
+    def run(self) -> bool:
+        """Print and keep what is found, after each way; whether none failed."""
         for way in self._options.ways:
-            workers = self._fastest_workers() if way == CPU else 0
-            seeds = range(self._options.seeds)
-            self._curves[way] = self._run(way, seeds, self._options.most_steps, workers)
-            self._keep()
+            try:
+                workers = self._fastest_workers() if way == CPU else 0
+                seeds = range(self._options.seeds)
+                self._curves[way] = self._run(way, seeds, self._options.most_steps, workers)
+            except subprocess.TimeoutExpired:
+                self._failures[way] = f"took longer than {self._options.limit:g} s"
+            except subprocess.CalledProcessError as error:
+                self._failures[way] = f"ended with status {error.returncode}"
+            self._keep(way)
+        return not self._failures
 
     def _fastest_workers(self) -> int:
         """Of the CPU's DataLoader."""
@@ -156,9 +163,14 @@ class Bench:
             )
             return json.loads(out.read_text())
 
-    def _keep(self) -> None:
+    def _keep(self, way: str) -> None:
+        """Print a way's figure, and keep those of all."""
         figures = figures_of(self._curves, self._options.level, self._options.gpus)
-        for figure in figures[-1:]:
+        if way in self._failures:
+            print(f"{way:14} failed: {self._failures[way]}", flush=True)
+        for figure in figures:
+            if figure["way"] != way:
+                continue
             spread = ", ".join(column(seconds, 1) for seconds in figure["each_s"])
             times = {name: figure.get(f"{name}_over_this") for name in ("cpu", "eager")}
             print(
@@ -172,7 +184,8 @@ class Bench:
                 figure["step_ms_by_workers"] = {
                     str(workers): 1e3 * seconds for workers, seconds in self._workers.items()
                 }
-        keep(self._options, figures)
+        failed = [{"way": way, "failed": why} for way, why in self._failures.items()]
+        keep(self._options, [*figures, *failed])
 
 
 def figures_of(
@@ -241,7 +254,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         graph = Path(folder) / "graph.pt"
         write_graph(graph, options)
-        Bench(options, graph).run()
+        has_all = Bench(options, graph).run()
+    sys.exit(not has_all)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import json
+import subprocess
 import sys
 
 import pytest
@@ -49,7 +51,9 @@ def test_a_script_is_timed_until_it_has_its_accuracy(tmp_path, monkeypatch, caps
         "--seeds 2 --level 0.8 --most-steps 200 --workers 0"
     )
     monkeypatch.setattr(sys, "argv", ["program", *words.split(), "--out", str(out)])
-    time_to_accuracy.main()
+    with pytest.raises(SystemExit) as ended:
+        time_to_accuracy.main()
+    assert ended.value.code == 0
     (figure,) = json.loads(out.read_text())["figures"]
     assert figure["way"] == CPU and set(figure["step_ms_by_workers"]) == {"0"}
     assert figure["seconds"] > 0 and figure["step_ms"] > 0
@@ -61,9 +65,33 @@ def test_a_script_is_timed_until_it_has_its_accuracy(tmp_path, monkeypatch, caps
     assert "CPU " in capsys.readouterr().out
 
 
+def test_a_way_that_fails_is_said_and_the_others_are_timed(tmp_path, monkeypatch, capsys) -> None:
+    def run(self, way, seeds, most_steps, workers):
+        if way == "pinned, eager":
+            raise subprocess.TimeoutExpired("it", 300)
+        if way == CPU and workers == 4:
+            raise subprocess.CalledProcessError(3, "it")
+        return [curve(4.0) for _ in seeds]
+
+    monkeypatch.setattr(time_to_accuracy.Bench, "_run", run)
+    monkeypatch.setattr(time_to_accuracy, "write_graph", lambda *_: None)
+    words = ["--ways", *WAYS, "--workers", "0", "4", "--out", str(tmp_path / "found.json")]
+    monkeypatch.setattr(sys, "argv", ["program", *words])
+    with pytest.raises(SystemExit) as ended:
+        time_to_accuracy.main()
+    assert ended.value.code == 1
+    figures = {
+        each["way"]: each for each in json.loads((tmp_path / "found.json").read_text())["figures"]
+    }
+    assert set(figures) == set(WAYS) and figures["GPU, ours"]["seconds"] == 4.0
+    assert figures["pinned, eager"]["failed"] == "took longer than 300 s"
+    assert figures[CPU]["failed"] == "ended with status 3"
+    assert "CPU            failed: ended with status 3" in capsys.readouterr().out
+
+
 def test_it_takes_neighbours_to_know_a_node(tmp_path, monkeypatch) -> None:
     """Or the time would be that of a linear model, and any graph would do."""
-    options = time_to_accuracy.argparse.Namespace(nodes=20_000, edges=320_000, train=10_000)
+    options = argparse.Namespace(nodes=20_000, edges=320_000, train=10_000)
     time_to_accuracy.write_graph(tmp_path / "graph.pt", options)
     data = torch.load(tmp_path / "graph.pt")
     label, train, valid = (data[name].long() for name in ("label", "train", "valid"))
