@@ -132,6 +132,8 @@ class Bench:
 
     def _fastest_workers(self) -> int:
         """Of the CPU's DataLoader."""
+        if len(self._options.workers) == 1:
+            return self._options.workers[0]
         few = 2 * self._options.every
         for workers in self._options.workers:
             (curve,) = self._run(CPU, [0], few, workers)
