@@ -252,7 +252,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     here = [way for way in WAYS if way != CPU] if torch.cuda.is_available() else []
-    options.ways = options.ways or ([CPU, *here] if options.gpus == 1 else here)
+    # The longest last: a run that is cut off has the others.
+    options.ways = options.ways or ([*here, CPU] if options.gpus == 1 else here)
     with tempfile.TemporaryDirectory() as folder:
         graph = Path(folder) / "graph.pt"
         write_graph(graph, options)

@@ -13,7 +13,6 @@ import torch
 from benchmarks import time_to_accuracy
 from benchmarks.time_to_accuracy import CPU, WAYS, figures_of, step_seconds
 
-
 GPU_OURS = "GPU, ours"
 
 
