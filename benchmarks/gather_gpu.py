@@ -318,7 +318,7 @@ class Bench:
             for part in range(parts):
                 read[table.memory_of(tier, part)] += served[at]
                 at += 1
-        everyone = sum(self._ranks.all_gather(read), Counter())
+        everyone = sum(map(Counter, self._ranks.all_gather(dict(read))), Counter())
         return {kind: everyone[kind] / everyone.total() for kind in read}
 
     def _figure(
