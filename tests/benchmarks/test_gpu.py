@@ -177,6 +177,24 @@ def test_programs_run(program, arguments: str, cases: int, tmp_path, monkeypatch
             }  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("program", "arguments", "cases"),
+    [
+        (gather_gpu, "--parts skewed cached unexpected --batch 50 --row-bytes 64", 5),
+        (sampling_bytes, "--idtypes int32", 2 * len(sampling_gpu.SETTINGS)),
+    ],
+)
+def test_two_ranks_tell_each_other_what_they_found(
+    program, arguments: str, cases: int, tmp_path, monkeypatch
+) -> None:
+    out = tmp_path / "found.json"
+    common = f"--ranks 2 --nodes 2000 --edges 20000 --repeats 1 --window 1 --no-peer --out {out}"
+    monkeypatch.setattr(sys, "argv", ["program", *common.split(), *arguments.split()])
+    program.main()
+    figures = json.loads(out.read_text())["figures"]
+    assert len(figures) == cases and all(figure["ours"] > 0 for figure in figures)
+
+
 def test_the_peers_fastest_way_is_compared_with(tmp_path, monkeypatch) -> None:
     """Its cache has the same share of the rows as our memory for them, and has been filled."""
     embeddings = []
