@@ -188,7 +188,7 @@ def test_two_ranks_tell_each_other_what_they_found(
     program, arguments: str, cases: int, tmp_path, monkeypatch
 ) -> None:
     out = tmp_path / "found.json"
-    common = f"--ranks 2 --nodes 2000 --edges 20000 --repeats 1 --window 1 --no-peer --out {out}"
+    common = f"--ranks 2 --nodes 20000 --edges 200000 --repeats 1 --window 1 --no-peer --out {out}"
     monkeypatch.setattr(sys, "argv", ["program", *common.split(), *arguments.split()])
     program.main()
     figures = json.loads(out.read_text())["figures"]
