@@ -1,15 +1,18 @@
 """Claim: gathering rows over GPUs is ahead of pylibwholegraph and near what copies reach.
 
-Four parts, all ranks at once, each contender with ids of its own in turns:
+Five parts, all ranks at once, each contender with ids of its own in turns:
 
 - ``uniform``: rows partitioned over all GPUs, ids uniform; at least 1.15 times the peer, and 0.9 of
   a ring of copies over the remote share;
-- ``skewed``: ids as 3-hop sampling of a power-law graph yields them, after and before repeats are
-  taken out, and memory for a partition and 10 % more; at least twice the peer, which partitions
-  (it can cache rows on each GPU, too: that is not run);
+- ``skewed``: ids as 3-hop sampling of a graph yields them, after and before repeats are taken out,
+  and memory for a partition and 10 % more; at least twice the peer, which is the fastest of its
+  partition alone and its partition with a cache on each GPU in those 10 %;
+- ``cached``: such ids, rows in host memory, and memory of each GPU for a tenth of them; beside the
+  peer's caches of that size, and its reads of host memory without one;
 - ``host``: rows in host memory; at least 0.9 of pinned copies (rows below 400 B: 0.75), and the
-  peer's speed; beside torch's own kernel, which does not shift its reads to where lines of memory
-  begin (PyTorch-Direct's figure 8);
+  peer's speed; beside the same without what PyTorch-Direct adds (its figure 8): our kernel in the
+  order of addresses and not shifted to where lines of memory begin, shifted and in the order of the
+  ids, and torch's own, which does neither;
 - ``unexpected``: uniform ids, as inference over all nodes reads them, where GPUs have room for half
   of the rows and the plan expects what sampling reads; beside gathers that go by the plan.
 
@@ -27,6 +30,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -36,7 +40,6 @@ from benchmarks.figures import Figure, Report
 from benchmarks.gpu import (
     Minibatches,
     NumberedWords,
-    PowerLaw,
     built_store,
     calibrate_option,
     common_options,
@@ -45,23 +48,41 @@ from benchmarks.gpu import (
     require_words,
     this_device,
 )
+from benchmarks.graphs import GraphSource, facts, graph_of, graph_options
 from benchmarks.mapped import host_rows, mapped
-from benchmarks.peers.wholegraph import WholeGraph, connect
+from benchmarks.peers.wholegraph import Cache, Gather, WholeGraph, connect, numbered_words
 from dgl_mgpu.comm.communicator import Communicator
-from dgl_mgpu.ops import RowView, count_tiers, gather_rows
+from dgl_mgpu.ops import RowView, count_tiers, gather, gather_rows
 from dgl_mgpu.ops.view import PARTS, START, STOP
 from dgl_mgpu.store.memory import FeatureSource, Table
 from dgl_mgpu.train.launch.launch import launch
 
-PARTS_OF_IT = ("uniform", "skewed", "host", "unexpected")
+PARTS_OF_IT = ("uniform", "skewed", "cached", "host", "unexpected")
 #: Most ids of a gather that the plan does not expect: more are put in order by the plan, too.
 UNEXPECTED_IDS = 100_000
 #: Fanouts of the skewed ids, beginning at the seeds.
 FANOUTS = (15, 10, 5)
-#: What reads rows of the host's memory wherever they begin.
-UNSHIFTED = "unshifted"
+#: What reads rows of the host's memory wherever they begin: torch's kernel, and ours; and ours that
+#: reads rows in the order of the ids.
+UNSHIFTED, IN_ORDER, SHIFTED = "unshifted", "in order, unshifted", "shifted, as the ids are"
+#: More memory than a partition takes, and what of its rows each GPU caches, as shares.
+MORE, CACHED = 0.1, 0.1
+#: Turns of batches by which the peer's cache is filled before it is timed.
+_FILLED_BY = 4
 
-Gather = Callable[[torch.Tensor], torch.Tensor]
+
+def without_shift() -> contextlib.AbstractContextManager[object]:
+    """Have each row read from its begin on, and not from that of the line of memory it lies in.
+
+    The operator has no such option, which is of no use but to tell what the shift gains.
+    """
+    return mock.patch.object(gather, "row_slots", lambda row_bytes, vector: row_bytes // vector)
+
+
+def in_order_unshifted(view: RowView, ids: torch.Tensor) -> torch.Tensor:
+    """Rows of the host's memory, read in the order of their addresses, and not shifted."""
+    with without_shift():
+        return gather_rows(view, ids)
 
 
 def narrowed(view: RowView, row_bytes: int) -> RowView:
@@ -144,29 +165,56 @@ class Bench:
 
     def skewed(self, peer: WholeGraph | None) -> None:
         """Ids as sampling yields them, memory for a partition and 10 % more."""
-        ranks, options = self._ranks, self._options
-        if ranks.size == 1:
+        ranks = self._ranks.size
+        if ranks == 1:
             print("skewed: one GPU holds everything; left out")
             return
+        caches = [Cache("local_device", MORE / ranks)]
+        self._as_sampled("skewed", peer, 1 + MORE, "cuda", caches, {"times_peer": 2.0})
+
+    def cached(self, peer: WholeGraph | None) -> None:
+        """Ids as sampling yields them, rows in host memory and memory of GPUs for some of them."""
+        ranks = self._ranks.size
+        caches = [Cache("local_device", CACHED)]
+        if 1 < ranks < 1 / CACHED:
+            caches.append(Cache("all_devices", CACHED * ranks))
+        self._as_sampled("cached", peer, CACHED * ranks, "cpu", caches, {})
+
+    def _as_sampled(
+        self,
+        part: str,
+        peer: WholeGraph | None,
+        held: float,
+        where: str,
+        caches: Sequence[Cache],
+        targets: dict[str, float],
+    ) -> None:
+        """Ids as sampling yields them, after and before repeats are taken out.
+
+        All GPUs' memory together has room for ``held`` times the rows.  The peer's table is
+        ``where``, and the peer has each of these caches beside it, or none.
+        """
         law, minibatches = self._sampling()
-        with self._sampled_table(law, minibatches, 1.1) as (table, budget):
+        with self._sampled_table(law, minibatches, held) as (table, budget):
             for kind in ("distinct", "repeated"):
-                pool = minibatches.draw(4 * (options.window + 2), kind == "distinct")
+                pool = minibatches.draw(4 * (self._options.window + 2), kind == "distinct")
                 shares = self._shares(table, pool)
-                ceiling = self._over("ring_copy", shares["peer"]) if shares["peer"] else None
+                slowest = "host" if shares["host"] else "peer"
+                copy = {"host": "pinned_copy", "peer": "ring_copy"}[slowest]
+                ceiling = self._over(copy, shares[slowest]) if shares[slowest] else None
                 more = {
                     "shares": shares,
-                    "graph": vars(law),
+                    "graph": facts(law),
                     "fanouts_from_seeds": FANOUTS,
                     "neighbours": "drawn with replacement",
                     "gpu_budget_bytes": budget,
                 }
-                for row_bytes in options.row_bytes:
+                for row_bytes in self._options.row_bytes:
                     view = narrowed(rows_of(table), row_bytes)
-                    ids = partial(from_pool, pool, options.window + 2)
-                    case = f"skewed, {kind} ids, {row_bytes} B"
+                    ids = partial(from_pool, pool, self._options.window + 2)
+                    case = f"{part}, {kind} ids, {row_bytes} B"
                     self._figure(
-                        case, peer, "cuda", table, view, ids, ceiling, {"times_peer": 2.0}, more
+                        case, peer, where, table, view, ids, ceiling, targets, more, caches=caches
                     )
 
     def unexpected(self, _peer: WholeGraph | None) -> None:
@@ -196,22 +244,23 @@ class Bench:
                 case = f"unexpected, {row_bytes} B"
                 self._report.add(Figure(case, "GB/s", rates["ours"], more=more))
 
-    def _sampling(self) -> tuple[PowerLaw, Minibatches]:
+    def _sampling(self) -> tuple[GraphSource, Minibatches]:
         """A graph, and mini-batches that are sampled from it."""
         options = self._options
-        law = PowerLaw(options.nodes, options.edges, source_exponent=options.source_exponent)
+        law = graph_of(options, source_exponent=options.source_exponent)
         return law, Minibatches(law, options.batch, FANOUTS)
 
     @contextlib.contextmanager
     def _sampled_table(
-        self, law: PowerLaw, minibatches: Minibatches, part: float
+        self, law: GraphSource, minibatches: Minibatches, part: float
     ) -> Iterator[tuple[Table, int]]:
         """A table for these mini-batches, in so much of its size of all GPUs' memory together; and
         the bytes of each GPU."""
         hotness = {"nodes": minibatches.hotness()} if self._ranks.rank == 0 else {}
         budget = int(part * law.nodes * self._wide / self._ranks.size)
+        # What the machine says of its memory may be less than it gives.
         store = {"policy": "auto", "gpu_memory": budget, "batch_size": self._options.batch,
-                 "fanouts": FANOUTS[::-1]}  # fmt: skip
+                 "fanouts": FANOUTS[::-1], "host_memory": 2 * law.nodes * self._wide}  # fmt: skip
         with self._table(law.nodes, store, hotness) as table:
             yield table, budget
 
@@ -228,7 +277,11 @@ class Bench:
                 targets = {"times_peer": 1.0, "of_ceiling": 0.9 if row_bytes >= 400 else 0.75}
                 case = f"host, {row_bytes} B"
                 there = mapped(host_rows(view), self._device)
-                others = {UNSHIFTED: partial(torch.index_select, there, 0)}
+                others = {
+                    UNSHIFTED: partial(torch.index_select, there, 0),
+                    IN_ORDER: partial(in_order_unshifted, view),
+                    SHIFTED: partial(gather_rows, replace(view, host_start=-1)),
+                }
                 self._figure(case, peer, "cpu", table, view, ids, ceiling, targets, others=others)
 
     @contextlib.contextmanager
@@ -265,7 +318,7 @@ class Bench:
             for part in range(parts):
                 read[table.memory_of(tier, part)] += served[at]
                 at += 1
-        everyone = sum(self._ranks.all_gather(read), Counter())
+        everyone = sum(map(Counter, self._ranks.all_gather(dict(read))), Counter())
         return {kind: everyone[kind] / everyone.total() for kind in read}
 
     def _figure(
@@ -280,20 +333,25 @@ class Bench:
         targets: dict[str, float],
         more: dict[str, Any] | None = None,
         others: Mapping[str, Gather] | None = None,
+        caches: Sequence[Cache] = (),
     ) -> None:
         ids, row_bytes = new_batches(0)[0], view.row_bytes
         contenders: dict[str, Gather] = {"ours": partial(gather_rows, view), **(others or {})}
         numbers = numbering(view, self._wide // 4)
-        for name, gather in contenders.items():
-            require_words(f"{name}, {case}", gather, ids, numbers)
+        for name, gathering in contenders.items():
+            require_words(f"{name}, {case}", gathering, ids, numbers)
         with contextlib.ExitStack() as using:
             if peer is not None:
-                gather = using.enter_context(peer.numbered_table(where, view.num_rows, row_bytes))
+                ways = self._peers_ways(peer, where, view, caches, new_batches, using)
                 words = torch.arange(row_bytes // 4, device=ids.device)
-                require_words(
-                    f"peer, {case}", gather, ids, lambda ids: ids[:, None] * len(words) + words
-                )
-                contenders["peer"] = gather
+                for name, gathering in ways.items():
+                    require_words(
+                        f"{name}, {case}",
+                        gathering,
+                        ids,
+                        lambda ids: ids[:, None] * len(words) + words,
+                    )
+                contenders |= ways
             seconds, samples = measure(contenders, new_batches, self._options.repeats, self._ranks)
         # Batches of sampled nodes differ in size a little.
         sizes = self._ranks.all_gather(np.mean([len(ids) for ids in new_batches(0)]))
@@ -302,13 +360,35 @@ class Bench:
             for name, spent in seconds.items()
         }
         mean = {name: float(np.mean(found)) for name, found in rates.items()}
+        peers = {name: rate for name, rate in mean.items() if name.startswith("peer")}
+        best = max(peers, key=peers.__getitem__, default=None)
         tiers = [vars(tier) | {"source": len(tier.source)} for tier in table.plan.tiers]
         details = {"row_bytes": row_bytes, "rows": view.num_rows, "ids_a_batch": sizes[0],
                    "gb_per_second": mean, "each_rank": rates, "samples": samples, "tiers": tiers,
-                   **(more or {})}  # fmt: skip
+                   "peers_way": best, **(more or {})}  # fmt: skip
+        peers_rate = None if best is None else peers[best]
         self._report.add(
-            Figure(case, "GB/s", mean["ours"], mean.get("peer"), ceiling, more=details, **targets)
+            Figure(case, "GB/s", mean["ours"], peers_rate, ceiling, more=details, **targets)
         )
+
+    @staticmethod
+    def _peers_ways(
+        peer: WholeGraph,
+        where: str,
+        view: RowView,
+        caches: Sequence[Cache],
+        new_batches: Callable[[int], Sequence[torch.Tensor]],
+        using: contextlib.ExitStack,
+    ) -> dict[str, Gather]:
+        """The peer's gathers from a table as large as this one, without a cache and with each."""
+        rows, width = view.num_rows, view.row_bytes // 4
+        ways = {"peer": using.enter_context(peer.numbered_table(where, rows, view.row_bytes))}
+        for cache in caches:
+            reads = (ids for turn in range(_FILLED_BY) for ids in new_batches(turn))
+            table = peer.cached_table(where, rows, width, numbered_words(width), cache, reads)
+            found = using.enter_context(table)
+            ways |= {f"peer, {name}": gathering for name, gathering in found.items()}
+        return ways
 
 
 def work(options: argparse.Namespace, ceilings: dict[str, float]) -> None:
@@ -320,6 +400,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     common_options(parser)
     calibrate_option(parser)
+    graph_options(parser)
     parser.add_argument("--parts", nargs="+", choices=PARTS_OF_IT, default=PARTS_OF_IT)
     parser.add_argument("--row-bytes", type=int, nargs="+", default=[128, 400, 512, 1024])
     parser.add_argument("--ids", type=int, default=1_000_000, help="uniform ids a batch")

@@ -126,6 +126,7 @@ class Minibatches:
     Parameters
     ----------
     law : PowerLaw
+        Or another of ``benchmarks.graphs``.
     batch : int
         Seeds of one.
     fanouts : sequence of int

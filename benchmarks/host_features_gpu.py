@@ -5,7 +5,8 @@ fanouts 25 and 10, hidden width 16) on generated graphs of the sizes of the pape
 topology in GPU memory and features in the host's.  In turns, in the same run and of the same rows:
 
 - ``copies``, the paper's baseline (DMA): the CPU gathers a batch's rows into pinned memory, with
-  all of torch's threads, and one copy takes them to the GPU, for the next batch meanwhile;
+  as many threads as are fastest in a pass with each of ``--threads``, which are kept, and one copy
+  takes them to the GPU, for the next batch meanwhile;
 - ``zero-copy``: GPUs read the rows through the store, for the next batch on a part of their
   multiprocessors;
 - ``naive``, as the paper calls it: torch's own kernel reads the rows, mapped but neither shifted to
@@ -21,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import statistics
 import time
 from collections import deque
@@ -105,10 +107,16 @@ class CopiedRows:
         All nodes' features, in the host's memory.
     device : torch.device
         Where they are to go.
+
+    Attributes
+    ----------
+    threads : int
+        How many gather.
     """
 
     def __init__(self, rows: torch.Tensor, device: torch.device) -> None:
         self._rows, self._device = rows, device
+        self.threads = torch.get_num_threads()
         self._on_gpu = device.type == "cuda"
         # Ids that come do not wait for rows that go.
         self._ids_stream, self._rows_stream = (
@@ -117,7 +125,7 @@ class CopiedRows:
 
     def added(self, batches: Iterable[list[dgl.DGLGraph]]) -> Iterator[list[dgl.DGLGraph]]:
         """The blocks of batches, with features of their input nodes."""
-        with ThreadPoolExecutor(1, initializer=self._use_device) as thread:
+        with ThreadPoolExecutor(1, initializer=self._begin) as thread:
             under_way: deque[tuple[list[dgl.DGLGraph], Future[Copied]]] = deque()
             for blocks in batches:
                 ids = blocks[0].srcdata[dgl.NID]
@@ -127,7 +135,8 @@ class CopiedRows:
             for blocks, future in under_way:
                 yield self._add(blocks, future)
 
-    def _use_device(self) -> None:
+    def _begin(self) -> None:
+        torch.set_num_threads(self.threads)  # of this thread, and of those that begin later
         if self._on_gpu:
             torch.cuda.set_device(self._device)  # else a thread's own is the first GPU
 
@@ -189,8 +198,9 @@ class Case:
         self._training = Training(network_model(NETWORK, data.spec, job.options.hidden), job.device)
         self._view = graph.get_node_storage("feat").view
         rows = host_rows(self._view)
+        self._copied = CopiedRows(rows, job.device)
         self._others: dict[str, CopiedRows | MappedRows] = {
-            COPIES: CopiedRows(rows, job.device),
+            COPIES: self._copied,
             NAIVE: MappedRows(rows, job.device),
         }
         steps = WARM_UP + self._options.window + SPARE
@@ -234,6 +244,8 @@ class Case:
 
     def measure(self) -> dict[str, Any]:
         """Each way's milliseconds a step in each turn, on each rank."""
+        by_threads = self._milliseconds_by_threads()
+        self._copied.threads = min(by_threads, key=by_threads.__getitem__)
         spent: dict[str, list[float]] = {way: [] for way in WAYS}
         same_bits = True
         nodes: list[int] = []
@@ -245,10 +257,22 @@ class Case:
             same_bits &= require_same_losses(self._name, losses)
         return {
             "each_rank_ms": self._job.ranks.all_gather(spent),
+            "threads": self._copied.threads,
+            "copies_ms_by_threads": by_threads,
             "losses_have_the_same_bits": same_bits,
             "row_bytes": self._view.row_bytes,
             "rows_a_step": self._job.ranks.all_gather(statistics.mean(nodes)),
         }
+
+    def _milliseconds_by_threads(self) -> dict[int, float]:
+        """A step's of copies, on the slowest rank, with so many threads of each rank."""
+        self._pass(0, COPIES)  # which gets the pinned memory
+        found = {}
+        for threads in self._options.threads:
+            self._copied.threads = threads
+            seconds, _, _ = self._pass(0, COPIES)
+            found[threads] = 1e3 * max(self._job.ranks.all_gather(seconds))
+        return found
 
     def _pass(self, turn: int, way: str) -> tuple[float, torch.Tensor, list[int]]:
         """Seconds of a step, the losses, and the input nodes of each batch."""
@@ -328,7 +352,6 @@ class Bench:
             ratio_naive=median[COPIES] / median[NAIVE],
             gb_per_s=rates,
             pinned_copy_gb_per_s=self._pinned_copy,
-            threads=torch.get_num_threads(),
             nodes=spec.num_nodes,
             edges=data.num_edges,
             build_s=build_s,
@@ -362,6 +385,14 @@ def main() -> None:
         nargs="+",
         default=[128, 512, 1024, 4096],
         help=f"of the features of {OF_WIDTHS}",
+    )
+    cores = len(os.sched_getaffinity(0))
+    parser.add_argument(
+        "--threads",
+        type=int,
+        nargs="+",
+        default=[2**power for power in range(cores.bit_length())],
+        help="of each rank, by which its CPU gathers rows for copies: all are tried",
     )
     parser.add_argument("--batch", type=int, default=1000, help="seeds of a mini-batch")
     parser.add_argument("--hidden", type=int, default=16, help="width of the hidden layer")

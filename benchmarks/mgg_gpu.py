@@ -9,6 +9,10 @@ against what they gain by (figure 9): with all of a row's entries in one warp, a
 remote entries in warps of their own.  Sums and outputs of a sample of nodes and of the largest hub
 are checked first, in float64.
 
+MGG's second model, a GIN of 5 layers of 64 (figure 8), runs forward in every way of exchanging
+rows but 'auto', too: its layers sum rows before they multiply them.  Its outputs are compared with
+those of products of the whole graph's matrix by torch.
+
 Preprocessing is to partition the graph, which every rank has in its GPU's memory, and to group the
 edges of its part for an exchange.
 
@@ -18,6 +22,7 @@ edges of its part for an exchange.
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterable
@@ -26,6 +31,11 @@ from functools import partial
 from typing import Any, Protocol
 
 import torch
+
+import dgl_mgpu  # noqa: F401  makes DGL import
+
+import dgl  # isort: skip
+from dgl.nn import GINConv  # isort: skip
 
 from benchmarks.fullgraph import (
     SHAPES,
@@ -57,6 +67,9 @@ AIMED_RANKS = 8
 #: Calls in a timed window; the first and the last are not timed.
 _WINDOW = 12
 _AUTO, _REMOTE = "auto", "remote reads"
+#: Layers and hidden width of the GIN, and how far off its outputs may be, as a share of their norm:
+#: sums in another order, over five layers.
+_GIN_DEPTH, _GIN_WIDTH, _GIN_TOLERANCE = 5, 64, 1e-4
 
 
 @dataclass(frozen=True)
@@ -95,6 +108,35 @@ class Summing(Protocol):
     def sums(self, rows: torch.Tensor) -> torch.Tensor: ...
 
 
+class GIN(torch.nn.Module):
+    """MGG's second model, of DGL's layers."""
+
+    def __init__(self, features: int, classes: int) -> None:
+        super().__init__()
+        widths = [features, *[_GIN_WIDTH] * (_GIN_DEPTH - 1), classes]
+        self.layers = torch.nn.ModuleList(
+            GINConv(torch.nn.Linear(given, made)) for given, made in itertools.pairwise(widths)
+        )
+
+    def forward(self, graph: dgl.DGLGraph, x: torch.Tensor) -> torch.Tensor:
+        """Scores of the graph's nodes."""
+        return self.scores(x, lambda layer, x: layer(graph, x))
+
+    def on_matrix(self, matrix: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """The same, by torch's product with a graph's matrix of destinations by sources."""
+        return self.scores(x, lambda layer, x: layer.apply_func(x + matrix @ x))
+
+    def scores(
+        self, x: torch.Tensor, apply: Callable[[torch.nn.Module, torch.Tensor], torch.Tensor]
+    ) -> torch.Tensor:
+        """With ReLU between layers."""
+        for layer in self.layers:
+            x = apply(layer, x)
+            if layer is not self.layers[-1]:
+                x = x.relu()
+        return x
+
+
 class Bench:
     """What one rank measures, together with the others."""
 
@@ -127,17 +169,20 @@ class Bench:
         x = random_rows(own, shape.features) - 0.5
         torch.manual_seed(0)
         model = FullGraphGCN((shape.features, WIDTH), allow_zero_in_degree=True).to(job.device)
+        gin = GIN(shape.features, shape.classes).to(job.device)
         rows = x @ model.get_parameter("layers.0.weight").detach()
 
         contenders: dict[str, Callable[[Any], torch.Tensor]] = {}
         for way, made in rounds.items():
             contenders[f"sums, {way}"] = partial(_sums, made, rows)
-            contenders[f"layer, {way}"] = _layer(model, graph, spread, made, x)
+            contenders[f"layer, {way}"] = _forward(model, graph, spread, made, x)
+            if way != _AUTO:  # whose search would take long for each of its widths
+                contenders[f"GIN, {way}"] = _forward(gin, graph, spread, made, x)
         baselines = self._baselines(rounds.get(_REMOTE))
         for ways in baselines.values():
             for way, reads in ways.items():
                 contenders[f"sums, {way}"] = partial(_sums, reads, rows)
-        self._require_right(name, shape, contenders, graph, (indptr, indices), model)
+        self._require_right(name, shape, contenders, graph, (indptr, indices), model, gin)
         found, samples = measure(
             contenders, lambda _: [None] * _WINDOW, job.options.repeats, job.ranks
         )
@@ -162,6 +207,8 @@ class Bench:
         self._keep(
             name, "layer", each("layer"), layer_aim, on_a100=peer.layer_ms, samples=every("layer")
         )
+        others = tuple(way for way in rounds if way != _AUTO)
+        self._keep(name, "GIN", each("GIN", others), None, samples=every("GIN", others))
         for what, ways in baselines.items():
             self._keep(name, what, each("sums", ways), None, samples=every("sums", ways))
         fastest = min(grouping, key=each("layer").__getitem__)
@@ -224,24 +271,31 @@ class Bench:
         graph: PartitionedGraph,
         csc: tuple[torch.Tensor, torch.Tensor],
         model: FullGraphGCN,
+        gin: GIN,
     ) -> None:
-        """Raise ValueError unless sums and layers are right."""
+        """Raise ValueError unless sums, layers and the GIN's scores are right."""
         device = self._job.device
         own = graph._graph.parts[0].part.dst.nodes(self._job.ranks.rank, device)
         nodes = torch.arange(shape.nodes, device=device)
         weight, bias = (
             model.get_parameter(f"layers.0.{each}").detach() for each in ("weight", "bias")
         )
-        whole = (random_rows(nodes, shape.features) - 0.5) @ weight
+        x = random_rows(nodes, shape.features) - 0.5
+        whole = x @ weight
         sums = ExpectedSums(*csc, own, whole)
         degrees = torch.bincount(csc[1], minlength=shape.nodes).clamp_(min=1)
         layers = ExpectedSums(*csc, own, whole * degrees.pow(-0.5)[:, None])
         by = csc[0].diff()[own].clamp(min=1).sqrt()[:, None]
+        with torch.no_grad():
+            scores = gin.on_matrix(_matrix(*csc), x)[own]
         for contender, call in contenders.items():
+            found = call(None)
             if contender.startswith("sums"):
-                sums.require(f"{name} {contender}", call(None))
-            else:
-                layers.require(f"{name} {contender}", (call(None) - bias) * by)
+                sums.require(f"{name} {contender}", found)
+            elif contender.startswith("layer"):
+                layers.require(f"{name} {contender}", (found - bias) * by)
+            elif not (off := (found - scores).norm() / scores.norm()) <= _GIN_TOLERANCE:
+                raise ValueError(f"{name} {contender}: scores are off by {float(off):.1e}")
 
     def _keep(
         self,
@@ -281,8 +335,15 @@ def _sums(rounds: Summing, rows: torch.Tensor, _: Any) -> torch.Tensor:
     return rounds.sums(rows)
 
 
-def _layer(
-    model: FullGraphGCN,
+def _matrix(indptr: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+    """A graph's, destinations by sources."""
+    ones = torch.ones(len(indices), device=indices.device)
+    size = (len(indptr) - 1, len(indptr) - 1)
+    return torch.sparse_csr_tensor(indptr, indices, ones, size, check_invariants=False)
+
+
+def _forward(
+    model: torch.nn.Module,
     graph: PartitionedGraph,
     spread: PartitionedRelation,
     rounds: CommSchedule,

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
+import os
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,6 +41,10 @@ class Run:
         GPUs that it needs at least.
     skip : bool
         Whether this scale leaves it out.
+    limit_s : float
+        Seconds after which a rerun of the kept results ends it.
+    keeps : dict
+        The file of docs/benchmarks that is its result, by the number of GPUs.
     options : dict
         Of the program, underscores for dashes; None leaves one out, True sets a flag.
     """
@@ -44,6 +52,8 @@ class Run:
     program: str = MISSING
     gpus: int = 0
     skip: bool = False
+    limit_s: float = math.inf
+    keeps: dict[int, str] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
 
     def command(self, out: Path) -> list[str]:
@@ -154,10 +164,17 @@ def configured(overrides: list[str]) -> Config:
     return config
 
 
-def carry_out(config: Config, out: Path) -> list[Outcome]:
+def carry_out(
+    config: Config,
+    out: Path,
+    environment: Mapping[str, str] | None = None,
+    *,
+    limited: bool = False,
+) -> list[Outcome]:
     """Run what is asked for, one after the other; what each prints goes to a file of its name.
 
-    A run that fails does not keep the others from being tried.
+    A run that fails, or takes longer than its limit if ``limited``, does not keep the others from
+    being tried.
     """
     out.mkdir(parents=True, exist_ok=True)
     outcomes = []
@@ -168,7 +185,8 @@ def carry_out(config: Config, out: Path) -> list[Outcome]:
             outcomes.append(Outcome(name, "left out", why))
             continue
         print(f"{name} …", flush=True)
-        outcomes.append(_carried_out(name, run, out))
+        limit_s = run.limit_s if limited else math.inf
+        outcomes.append(_carried_out(name, run, out, environment, limit_s))
         last = outcomes[-1]
         print(f"  {last.what} after {last.seconds:.0f} s {last.why}", flush=True)
     summary = {"machine": describe_machine(), "outcomes": [each.__dict__ for each in outcomes]}
@@ -176,17 +194,34 @@ def carry_out(config: Config, out: Path) -> list[Outcome]:
     return outcomes
 
 
-def _carried_out(name: str, run: Run, out: Path) -> Outcome:
+def _carried_out(
+    name: str, run: Run, out: Path, environment: Mapping[str, str] | None, limit_s: float
+) -> Outcome:
     log = out / f"{name}.log"
     begin = time.perf_counter()
     with log.open("w") as printed:
-        code = subprocess.run(
-            run.command(out.resolve() / f"{name}.json"),
-            stdout=printed, stderr=subprocess.STDOUT, cwd=ROOT, check=False,
-        ).returncode  # fmt: skip
+        started = subprocess.Popen(
+            run.command(out.resolve() / f"{name}.json"), stdout=printed, stderr=subprocess.STDOUT,
+            cwd=ROOT, env=environment, start_new_session=True,
+        )  # fmt: skip
+        try:
+            code = started.wait(None if limit_s == math.inf else limit_s)
+        except subprocess.TimeoutExpired:
+            code = None
+        finally:
+            _end(started)
     seconds = time.perf_counter() - begin
+    if code is None:
+        return Outcome(name, "failed", f"(took longer than {limit_s:g} s, see {log})", seconds)
     if code == NO_FILES:
         return Outcome(name, "left out", log.read_text().splitlines()[-1], seconds)
     if code:
         return Outcome(name, "failed", f"(status {code}, see {log})", seconds)
     return Outcome(name, "ok", "", seconds)
+
+
+def _end(started: subprocess.Popen[bytes]) -> None:
+    """End a run that is not over, and its ranks with it."""
+    if started.poll() is None:
+        os.killpg(started.pid, signal.SIGKILL)
+        started.wait()

@@ -175,7 +175,9 @@ def _peer(sampler: Callable, fanouts: tuple[int, ...], seeds: torch.Tensor) -> N
 
 def counted(name: str, batches: Sequence[Sectors], ranks: Communicator) -> Figure:
     """MB a batch, from the samples."""
-    every = [sectors for mine in ranks.all_gather(list(batches)) for sectors in mine]
+    # Ranks tell each other plain data.
+    each_rank = ranks.all_gather([astuple(sectors) for sectors in batches])
+    every = [Sectors(*sectors) for mine in each_rank for sectors in mine]
     total = sum(every, Sectors())
     more = {
         "bounds": _SECTOR * total.bounds / len(every) / 1e6,

@@ -1,6 +1,6 @@
 """Claim: sampling a mini-batch on GPUs is at least 3 times as fast as pylibwholegraph.
 
-All hops with append-unique, on a power-law graph whose topology is partitioned over all GPUs
+All hops with append-unique, on a graph (``--graph``) whose topology is partitioned over all GPUs
 (``gpu``), and with half of it in host memory, where the peer has its graph on 'cpu' (``half``, at
 least twice as fast).  All ranks at once, contenders in turns with seeds of their own.
 
@@ -23,13 +23,13 @@ import torch
 
 from benchmarks.figures import Figure, Report
 from benchmarks.gpu import (
-    PowerLaw,
     built_store,
     calibrate_option,
     common_options,
     measure,
     this_device,
 )
+from benchmarks.graphs import facts, graph_of, graph_options
 from benchmarks.peers.wholegraph import Hop, connect, hops
 from dgl_mgpu.comm.communicator import Communicator
 from dgl_mgpu.ops import GraphView, SampledBlock, SampleKey, sample_blocks
@@ -129,14 +129,19 @@ def new_seeds(
     return list(drawn.split(batch))
 
 
+def settings_on(options: argparse.Namespace) -> list[tuple[int, tuple[int, ...]]]:
+    """The settings for whose windows a graph has enough seeds."""
+    return [each for each in SETTINGS if (options.window + 2) * each[0] <= options.nodes]
+
+
 def work(options: argparse.Namespace) -> None:
     """All that a rank does."""
     ranks, device = Communicator.of_this_machine(), this_device()
     torch.manual_seed(ranks.rank)
     peer = connect(ranks, not options.no_peer)
-    law = PowerLaw(options.nodes, options.edges, source_exponent=options.source_exponent)
+    law = graph_of(options, source_exponent=options.source_exponent)
     about = {**vars(options), "out": str(options.out)}
-    report = Report(ranks, options.out, options=about, graph=vars(law))
+    report = Report(ranks, options.out, options=about, graph=facts(law))
     for idtype in options.idtypes:
         indptr, indices = law.csc(device, IDTYPES[idtype])
         checker = Checker(indptr, indices)
@@ -149,7 +154,7 @@ def work(options: argparse.Namespace) -> None:
                 if peer is not None:
                     where = "cuda" if memory == "gpu" else "cpu"
                     theirs = using.enter_context(peer.sampler(where, indptr, indices))
-                for batch, fanouts in SETTINGS:
+                for batch, fanouts in settings_on(options):
                     seeds = partial(new_seeds, law.nodes, batch, options.window, IDTYPES[idtype])
                     name = f"{idtype}, {memory}, {batch} at {','.join(map(str, fanouts))}"
                     figure = compare(
@@ -239,15 +244,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     common_options(parser)
     calibrate_option(parser)
+    graph_options(parser)
     parser.add_argument("--memory", nargs="+", choices=("gpu", "half"), default=["gpu", "half"])
     parser.add_argument("--idtypes", nargs="+", choices=tuple(IDTYPES), default=list(IDTYPES))
     parser.add_argument(
         "--source-exponent", type=float, default=0.0, help="0: uniform sources; see PowerLaw"
     )
     options = parser.parse_args()
-    seeds = (options.window + 2) * max(batch for batch, _ in SETTINGS)
-    if seeds > options.nodes:
-        parser.error(f"a window takes {seeds} distinct seeds: say --nodes {seeds} or more")
+    graph_of(options)
+    if not settings_on(options):
+        seeds = (options.window + 2) * min(batch for batch, _ in SETTINGS)
+        parser.error(
+            f"a window takes {seeds} distinct seeds, of {options.nodes} nodes: "
+            "say more --nodes or a smaller --window"
+        )
     launch(work, options.ranks, options)
 
 

@@ -2,9 +2,10 @@
 
 The graphs have the size of ogbn-products and in-degrees from a Pareto distribution of exponent 1.5.
 Sources are drawn uniformly; in a second graph half of them are near their destinations, as in
-an order that has locality. Every case is checked first, on a sample of destinations and the largest
-hub, in float64. Sums of float32 messages that are one operand, or that times one scalar an edge,
-are ``torch.sparse`` products, too: cuSPARSE, in turns with ours.
+an order that has locality. ``--graph`` has others, without aims. Every case is checked first, on a
+sample of destinations and the largest hub, in float64. Sums of float32 messages that are one
+operand, or that times one scalar an edge, are ``torch.sparse`` products, too: cuSPARSE, in turns
+with ours.
 
 Gradients of such sums are products with the transposed matrix: by atomic additions, beside the
 product with a transposed copy, whose memory they save.
@@ -18,7 +19,7 @@ import argparse
 import json
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.gpu import PowerLaw, host_time, this_device, window
+from benchmarks.gpu import host_time, this_device, window
+from benchmarks.graphs import GraphSource, graph_of, graph_options
 from benchmarks.machine import describe_machine
 from dgl_mgpu.ops import spmm, spmm_transposed
 
@@ -112,7 +114,7 @@ class Graph:
         Whether half of the neighbours of a node are near it, by their ids.
     """
 
-    def __init__(self, law: PowerLaw, device: torch.device, local: bool) -> None:
+    def __init__(self, law: GraphSource, device: torch.device, local: bool) -> None:
         indptr, self.indices = law.csc(device, torch.int32)
         self.indptr, self.nodes = indptr.to(torch.int32), law.nodes
         degrees = self.indptr.diff()
@@ -149,8 +151,13 @@ class Bench:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self._options, self._device = options, this_device()
-        law = PowerLaw(options.nodes, options.edges)
-        self._graphs = {local: Graph(law, self._device, local) for local in (False, True)}
+        law = graph_of(options)
+        self._cases, orders = CASES, (False, True)
+        if options.graph != "power-law":
+            # Of which an order is a part; and aims are of the power law's size.
+            orders = (False,)
+            self._cases = [replace(case, aim=None, dgl=None) for case in CASES if not case.local]
+        self._graphs = {local: Graph(law, self._device, local) for local in orders}
         self._content: dict[str, Any] = {
             "machine": describe_machine(),
             "options": {name: str(value) for name, value in vars(options).items()},
@@ -163,7 +170,7 @@ class Bench:
         self._content["host_us"] = self._host_time()
         print(f"a call takes {self._content['host_us']:.1f} us of the host")
         print(f"{'ms':54} {'ours':>8} {'cuSPARSE':>8} {'aim':>6} {'DGL':>6}  {'GB/s':>6}  reached")
-        for case in CASES:
+        for case in self._cases:
             figure = self._figure(case)
             verdict = {True: "yes", False: "no", None: "-"}[figure["reached"]]
             numbers = [
@@ -302,6 +309,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--nodes", type=int, default=2_449_029)
     parser.add_argument("--edges", type=int, default=123_718_280)
+    graph_options(parser)
     parser.add_argument("--repeats", type=int, default=15, help="timed runs of each contender")
     parser.add_argument("--out", type=Path, help="write the figures here, as JSON")
     Bench(parser.parse_args()).run()

@@ -4,8 +4,8 @@ Each case is a script as DGL's tutorials have it: ``DataLoader``, ``model(blocks
 ``backward()`` and fused Adam, over a graph and features in GPU memory, or pinned in the host's
 (``use_uva=True``). It runs eagerly, with ``dgl_mgpu.capture_models()``, and with the one change
 that ``dgl_mgpu.CapturedStep`` asks for, in turns. Captured losses are compared with eager ones.
-Beside a step's time stands the time of the GPU's kernels in it, from torch's profiler; kernels of
-two streams that overlap count twice.
+``--graph`` says on which graph. Beside a step's time stands the time of the GPU's kernels in it,
+from torch's profiler; kernels of two streams that overlap count twice.
 
     python -m benchmarks.unmodified_gpu --out unmodified_gpu.json
 """
@@ -31,7 +31,8 @@ from dgl.dataloading import DataLoader, NeighborSampler  # isort: skip
 from dgl.nn import GATConv, GINConv, GraphConv, SAGEConv  # isort: skip
 from torch import nn  # isort: skip
 
-from benchmarks.gpu import PowerLaw, this_device
+from benchmarks.gpu import this_device
+from benchmarks.graphs import graph_of, graph_options
 from benchmarks.machine import keep
 from dgl_mgpu.capture import calls
 
@@ -257,12 +258,15 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=160)
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--out", type=Path)
+    graph_options(parser)
     options = parser.parse_args()
-    g = made_graph(*PowerLaw(options.nodes, options.edges).csc(this_device(), torch.int32))
+    g = made_graph(*graph_of(options).csc(this_device(), torch.int32))
     rows: list[dict[str, Any]] = []
     columns = "eager", "captured", "step", "kernels"
     print(f"{'ms of a step':40}" + "".join(f"{name:>10}" for name in (*columns, "ratio")))
     for case in CASES:
+        if case.batch > g.num_nodes():
+            continue  # of a real graph
         if case.use_uva and g.device.type == "cuda":
             g = g.to("cpu")  # which the loader pins
         row = _row(g, case, options)

@@ -39,7 +39,8 @@ import dgl  # isort: skip
 from dgl.dataloading import NeighborSampler  # isort: skip
 
 from benchmarks.fullgraph import column
-from benchmarks.gpu import PowerLaw, this_device
+from benchmarks.gpu import this_device
+from benchmarks.graphs import graph_of, graph_options
 from benchmarks.machine import keep
 from benchmarks.peers.wholegraph import WholeGraph, connect, hops
 from benchmarks.sampling_gpu import Checker
@@ -488,6 +489,7 @@ def main() -> None:
         "--compiled", action="store_true", help="the peer's model by torch.compile, too"
     )
     parser.add_argument("--out", type=Path)
+    graph_options(parser)
     options = parser.parse_args()
     if options.steps < WINDOW or options.steps % WINDOW:
         parser.error(f"--steps is a multiple of {WINDOW}")
@@ -496,7 +498,7 @@ def main() -> None:
     library = connect(Communicator.of_this_machine(), wanted=True)
     if library is None:
         sys.exit(1)
-    g = made_graph(*PowerLaw(options.nodes, options.edges).csc(this_device(), torch.int32))
+    g = made_graph(*graph_of(options).csc(this_device(), torch.int32))
     with peer_of(library, g) as peer:
         is_complete = measure(g, peer, options)
     library.close()

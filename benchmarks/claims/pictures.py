@@ -1,4 +1,4 @@
-"""A paper's figures beside ours, drawn from the claims and the results."""
+"""Pictures of results: a paper's figures beside ours, and how much faster what is."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -57,6 +58,30 @@ class Bar:
 
 
 @dataclass(frozen=True)
+class Speedups:
+    """How many times as fast something is, in all cases of a result.
+
+    Attributes
+    ----------
+    what, machine : str
+    quotients : list of float
+        At least one.
+    """
+
+    what: str
+    machine: str
+    quotients: list[float]
+
+    @property
+    def text(self) -> str:
+        """Their range, and the median of several."""
+        least, most = min(self.quotients), max(self.quotients)
+        if len(self.quotients) == 1:
+            return f"{most:.2f}"
+        return f"{least:.2f} to {most:.2f}, median {median(self.quotients):.2f}"
+
+
+@dataclass(frozen=True)
 class Panel:
     """Figures of a claim that have one unit."""
 
@@ -86,6 +111,38 @@ def draw(results: Results, folder: Path) -> list[Path]:
             paths.append(folder / picture(stem))
             _draw(paper.name, found, paths[-1])
     return paths
+
+
+def draw_speedups(found: list[Speedups], path: Path) -> None:
+    """A picture of what is how many times as fast as something else, and on what."""
+    canvas = Canvas(figsize=(9, 1.1 + 0.5 * len(found)), dpi=100, layout="constrained")
+    FigureCanvasAgg(canvas)
+    axes = canvas.subplots()
+    end = 1.6 * max(max(each.quotients) for each in found)
+    for row, each in enumerate(found):
+        axes.plot(
+            [min(each.quotients), max(each.quotients)],
+            [row, row],
+            color=BLUE,
+            lw=5,
+            solid_capstyle="butt",
+        )
+        axes.plot([median(each.quotients)], [row], "o", color=BLUE, markersize=9)
+        axes.text(
+            1.02, row, each.text, fontsize=8, va="center", transform=axes.get_yaxis_transform()
+        )
+    axes.axvline(1, color=BLACK, lw=1)
+    axes.set_xscale("log")
+    axes.set_xlim(min(0.5, *(min(each.quotients) for each in found)), end)
+    ticks = [tick for tick in (0.5, 1, 2, 3, 5, 10, 20, 50, 100) if tick < end]
+    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks], fontsize=8)
+    axes.minorticks_off()
+    names = [f"{each.what}\n{each.machine}" for each in found]
+    axes.set_yticks(range(len(found)), names, fontsize=8)
+    axes.invert_yaxis()
+    axes.grid(axis="x", alpha=0.3)
+    axes.set_title("times as fast: all cases of a result, and their median", fontsize=9)
+    canvas.savefig(path, metadata={"Software": None})
 
 
 def panels(paper: Paper, results: Results) -> list[Panel]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +16,33 @@ from dgl_mgpu.comm.communicator import Communicator
 _CHUNK = 1 << 26
 
 Hop = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+#: Both make rows of their ids; the second one reads them.
+Make = Gather = Callable[[torch.Tensor], torch.Tensor]
+
+
+class Cache(NamedTuple):
+    """The peer's cache of a table's rows in GPUs' memory.
+
+    Attributes
+    ----------
+    kind : str
+        'local_device', a cache of each GPU's own, or 'all_devices', one over all GPUs.
+    share : float
+        Of all rows, those that a cache holds.
+    """
+
+    kind: str
+    share: float
+
+
+def numbered_words(width: int) -> Make:
+    """What makes rows as :class:`benchmarks.gpu.NumberedWords`."""
+
+    def make(ids: torch.Tensor) -> torch.Tensor:
+        words = ids[:, None] * width + torch.arange(width, device=ids.device)
+        return words.to(torch.int32).view(torch.float32)
+
+    return make
 
 
 class Loaded(NamedTuple):
@@ -88,32 +116,67 @@ class WholeGraph:
         torch.cuda.synchronize()
         self._communicator.barrier()
 
-    @contextlib.contextmanager
     def numbered_table(
         self, where: str, num_rows: int, row_bytes: int
-    ) -> Iterator[Callable[[torch.Tensor], torch.Tensor]]:
+    ) -> contextlib.AbstractContextManager[Gather]:
         """The gather from a table as :class:`benchmarks.gpu.NumberedWords`; collective."""
-        width = row_bytes // 4
-
-        def make(ids: torch.Tensor) -> torch.Tensor:
-            words = ids[:, None] * width + torch.arange(width, device=ids.device)
-            return words.to(torch.int32).view(torch.float32)
-
-        with self.table(where, num_rows, width, make) as gather:
-            yield gather
+        return self.table(where, num_rows, row_bytes // 4, numbered_words(row_bytes // 4))
 
     @contextlib.contextmanager
-    def table(
-        self, where: str, num_rows: int, width: int, make: Callable[[torch.Tensor], torch.Tensor]
-    ) -> Iterator[Callable[[torch.Tensor], torch.Tensor]]:
+    def table(self, where: str, num_rows: int, width: int, make: Make) -> Iterator[Gather]:
         """The gather from a table of float32 rows that ``make`` makes of their ids; collective."""
         with self._memory(where, [num_rows, width], torch.float32) as tensor:
-            rows, first = tensor.get_local_tensor()
-            for chunk in rows.split(_CHUNK // width):
-                chunk.copy_(make(torch.arange(first, first + len(chunk), device=rows.device)))
-                first += len(chunk)
-            self._filled()
+            self._fill(tensor, num_rows, make)
             yield tensor.gather
+
+    @contextlib.contextmanager
+    def cached_table(
+        self,
+        where: str,
+        num_rows: int,
+        width: int,
+        make: Make,
+        cache: Cache,
+        reads: Iterable[torch.Tensor],
+    ) -> Iterator[dict[str, Gather]]:
+        """Gathers from a table as :meth:`table`'s with a cache in the GPUs' memory; collective.
+
+        The cache has been filled by ``reads`` of ids before.  One gather goes on to change it by
+        what is read, as the peer does by default; the other leaves it as it is.  The cache's tags
+        and counts of reads take memory beside its rows.
+        """
+        library = self._wholegraph
+        policy = library.create_builtin_cache_policy(
+            cache.kind, "continuous", where, "readonly", cache.share
+        )
+        embedding = library.create_embedding(
+            self._communicator, "continuous", where, torch.float32, [num_rows, width],
+            cache_policy=policy,
+        )  # fmt: skip
+        try:
+            self._fill(embedding.get_embedding_tensor(), num_rows, make)
+
+            def gather(ids: torch.Tensor, adjust: bool) -> torch.Tensor:
+                embedding.set_adjust_cache(adjust)
+                return embedding.gather(ids)
+
+            for ids in reads:
+                gather(ids, adjust=True)
+            yield {
+                f"{cache.kind} cache, adjusted": partial(gather, adjust=True),
+                f"{cache.kind} cache, as it is": partial(gather, adjust=False),
+            }
+        finally:
+            self._filled()
+            library.destroy_embedding(embedding)  # and its policy with it
+
+    def _fill(self, tensor: Any, num_rows: int, make: Make) -> None:
+        """Have the rows of a tensor in the peer's memory, which may be more than a table's."""
+        rows, first = tensor.get_local_tensor()
+        for chunk in rows[: max(0, num_rows - first)].split(_CHUNK // rows.shape[1]):
+            chunk.copy_(make(torch.arange(first, first + len(chunk), device=rows.device)))
+            first += len(chunk)
+        self._filled()
 
     @contextlib.contextmanager
     def sampler(
@@ -143,7 +206,7 @@ class WholeGraph:
         indptr: torch.Tensor,
         indices: torch.Tensor,
         width: int,
-        make: Callable[[torch.Tensor], torch.Tensor],
+        make: Make,
     ) -> Iterator[Callable[[torch.Tensor, Sequence[int]], Loaded]]:
         """Mini-batches for layers of torch-geometric, as its own examples make them; collective.
 

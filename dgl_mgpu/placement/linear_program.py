@@ -80,12 +80,14 @@ class LinearProgram:
         self.candidates = candidates
         self._specs = specs
         self._byte_scale = max(sum(spec.total_bytes for spec in specs), 1.0)
-        self._accesses = np.array([max(spec.total_accesses, 1e-300) for spec in specs])
+        # Of a table that is never read any number: none of its memories is to be out of reach.
+        self._accesses = np.array([spec.total_accesses or 1.0 for spec in specs])
         # Time is counted in what reading every row from the host takes.
         host = np.zeros((n, n + 2))
         host[:, n] = 1.0
         load = sum(resources.load(spec, host * spec.total_accesses) for spec in specs)
-        self.time_scale = max(float(resources.gpu_seconds(np.asarray(load)).max()), 1e-300)
+        slowest = float(resources.gpu_seconds(np.asarray(load)).max())
+        self.time_scale = slowest if slowest > 0 else 1.0  # any, where nothing is read
         self._fold_resources(resources, automorphisms)
         self._fold_memory(n, budgets)
         self._cut(cuts)

@@ -22,6 +22,25 @@ class Memory:
         return self.rows[ids.long()]
 
 
+class Embedding:
+    """The peer's memory with a cache, which is counted and not kept."""
+
+    def __init__(self, communicator, kind, where, dtype, sizes, *, cache_policy) -> None:
+        # With a cache the peer rounds a table up to whole sets.
+        self._memory = Memory(communicator, kind, where, [sizes[0] + 3, sizes[1]], dtype, [])
+        self.policy, self.gathers = cache_policy, {True: 0, False: 0}
+
+    def get_embedding_tensor(self):
+        return self._memory
+
+    def set_adjust_cache(self, adjust: bool) -> None:
+        self._adjust = adjust
+
+    def gather(self, ids):
+        self.gathers[self._adjust] += 1
+        return self._memory.gather(ids)
+
+
 class Structure:
     """The peer's graph, whose samples are the first neighbours."""
 
@@ -53,6 +72,9 @@ def fake_peer(monkeypatch) -> WholeGraph:
         create_wholememory_tensor=Memory,
         destroy_wholememory_tensor=lambda tensor: None,
         GraphStructure=Structure,
+        create_builtin_cache_policy=lambda *given: given,
+        create_embedding=Embedding,
+        destroy_embedding=lambda embedding: None,
     )
     found._communicator = SimpleNamespace(barrier=lambda: None)
     monkeypatch.setattr(found, "close", lambda: None)

@@ -115,7 +115,8 @@ def test_a_round_begins_when_the_product_before_is_done(monkeypatch):
 
 def test_every_way_is_compared_with_mggs(monkeypatch, tmp_path):
     arguments = "--ranks 2 --shapes reddit --scale 0.0002 --repeats 1"
-    sums, layer, preprocessing = run(mgg_gpu, monkeypatch, tmp_path, arguments)
+    sums, layer, gin, preprocessing = run(mgg_gpu, monkeypatch, tmp_path, arguments)
+    assert set(gin["each_ms"]) == set(layer["each_ms"]) - {"auto"}
     assert set(sums["each_ms"]) == set(layer["each_ms"]) == {
         "broadcast", "halo at first", "halo in 1", "halo in 2", "auto",
     }  # fmt: skip
@@ -125,6 +126,15 @@ def test_every_way_is_compared_with_mggs(monkeypatch, tmp_path):
     assert preprocessing["graph"]["edges"] == 22923
     assert preprocessing["auto_choice"] in set(sums["each_ms"]) - {"auto"}
     assert preprocessing["auto_search_calls"] >= 1 and preprocessing["auto_search_ms"] > 0
+
+
+def test_wrong_scores_of_the_gin_are_found(monkeypatch, tmp_path):
+    scores = mgg_gpu.GIN.on_matrix
+    monkeypatch.setattr(
+        mgg_gpu.GIN, "on_matrix", lambda self, matrix, x: scores(self, matrix, x) * 1.001
+    )
+    with pytest.raises(ValueError, match=r"proteins GIN, .*: scores are off by 1.0e-03"):
+        run(mgg_gpu, monkeypatch, tmp_path, "--ranks 1 --shapes proteins --scale 0.002 --repeats 1")
 
 
 def test_models_are_trained_on_several_numbers_of_ranks(monkeypatch, tmp_path):

@@ -20,6 +20,7 @@ from benchmarks.sampling_gpu import Checker, our_hops
 from dgl_mgpu.comm.communicator import Communicator
 from dgl_mgpu.ops import GraphView, SampleKey, gather_rows, sample_blocks
 from dgl_mgpu.store.memory import FeatureSource
+from tests.benchmarks import fake_wholegraph
 from tests.benchmarks.fake_wholegraph import fake_peer
 
 WIDE = 256  # bytes a row
@@ -154,6 +155,7 @@ def test_every_window_but_the_first_is_kept_beside_the_medians(monkeypatch) -> N
     ("program", "arguments", "cases"),
     [
         (gather_gpu, "--parts uniform host --gb-per-gpu 0.001 --host-gb 0.001 --ids 500", 8),
+        (gather_gpu, "--parts cached --nodes 2000 --edges 20000 --batch 50 --row-bytes 64", 2),
         (sampling_gpu, "--nodes 2000 --edges 20000 --idtypes int32 --calibrate", 2),
         (sampling_bytes, "--nodes 2000 --edges 20000", 2),
         (placement_gpu, "--nodes 2000 --edges 20000 --links dgx1-4gf --held 1.1 --batch 50", 6),
@@ -170,7 +172,60 @@ def test_programs_run(program, arguments: str, cases: int, tmp_path, monkeypatch
     assert len(figures) == cases and all(figure["ours"] > 0 for figure in figures)
     for figure in figures:
         if figure["case"].startswith("host, "):
-            assert set(figure["more"]["gb_per_second"]) == {"ours", gather_gpu.UNSHIFTED}
+            assert set(figure["more"]["gb_per_second"]) == {
+                "ours", gather_gpu.UNSHIFTED, gather_gpu.IN_ORDER, gather_gpu.SHIFTED,
+            }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("program", "arguments", "cases"),
+    [
+        (gather_gpu, "--parts skewed cached unexpected --batch 50 --row-bytes 64", 5),
+        (sampling_bytes, "--idtypes int32", 2 * len(sampling_gpu.SETTINGS)),
+    ],
+)
+def test_two_ranks_tell_each_other_what_they_found(
+    program, arguments: str, cases: int, tmp_path, monkeypatch
+) -> None:
+    out = tmp_path / "found.json"
+    common = f"--ranks 2 --nodes 20000 --edges 200000 --repeats 1 --window 1 --no-peer --out {out}"
+    monkeypatch.setattr(sys, "argv", ["program", *common.split(), *arguments.split()])
+    program.main()
+    figures = json.loads(out.read_text())["figures"]
+    assert len(figures) == cases and all(figure["ours"] > 0 for figure in figures)
+
+
+def test_the_peers_fastest_way_is_compared_with(tmp_path, monkeypatch) -> None:
+    """Its cache has the same share of the rows as our memory for them, and has been filled."""
+    embeddings = []
+
+    class Cached(fake_wholegraph.Embedding):
+        def __init__(self, *given, **options) -> None:
+            super().__init__(*given, **options)
+            embeddings.append(self)
+
+    peer = fake_peer(monkeypatch)
+    peer._wholegraph.create_embedding = Cached
+    monkeypatch.setattr(gather_gpu, "connect", lambda ranks, wanted: peer)
+    monkeypatch.setattr(
+        gather_gpu, "measure", lambda ways, *_: ({w: [float(len(w))] for w in ways}, {})
+    )
+    out = tmp_path / "found.json"
+    words = "--parts cached --nodes 2000 --edges 20000 --batch 50 --row-bytes 64 --window 1"
+    monkeypatch.setattr(sys, "argv", ["program", "--ranks", "1", *words.split(), "--out", str(out)])
+    gather_gpu.main()
+    ways = {f"peer, local_device cache, {way}" for way in ("adjusted", "as it is")}
+    for figure in json.loads(out.read_text())["figures"]:
+        rates = figure["more"]["gb_per_second"]
+        assert set(rates) == {"ours", "peer", *ways}
+        # The shortest name took the least time.
+        assert figure["more"]["peers_way"] == "peer" and figure["peer"] == rates["peer"]
+        assert figure["more"]["shares"]["device"] > gather_gpu.CACHED  # the hottest rows
+    assert len(embeddings) == 2
+    for each in embeddings:
+        assert each.policy == ("local_device", "continuous", "cpu", "readonly", gather_gpu.CACHED)
+        # Four turns of three batches, and a check of either gather.
+        assert each.gathers == {True: 4 * 3 + 1, False: 1}
 
 
 def test_sectors_are_counted_where_the_rows_are() -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from benchmarks import host_features_gpu
-from benchmarks.host_features_gpu import COPIES, WAYS, CopiedRows
+from benchmarks.host_features_gpu import COPIES, WAYS, Copied, CopiedRows
 from benchmarks.mapped import host_rows
 from benchmarks.timed_training import Training
 
@@ -27,13 +27,16 @@ def run(monkeypatch, tmp_path, arguments: str) -> dict:
 
 
 def test_every_width_is_measured_in_all_ways(monkeypatch, tmp_path, capsys):
-    found = run(monkeypatch, tmp_path, "--shapes amazon products --widths 3 8")
+    found = run(monkeypatch, tmp_path, "--shapes amazon products --widths 3 8 --threads 1 2")
     assert {"machine", "options"} <= set(found)
     widths = {"amazon, 578 features": 578, "products, 3 features": 3, "products, 8 features": 8}
     assert {each["case"]: each["row_bytes"] // 4 for each in found["figures"]} == widths
     for figure in found["figures"]:
         (spent,) = figure["each_rank_ms"]
         assert set(spent) == set(WAYS) and all(len(each) == 2 for each in spent.values())
+        by_threads = figure["copies_ms_by_threads"]
+        assert set(by_threads) == {"1", "2"}
+        assert by_threads[str(figure["threads"])] == min(by_threads.values())
         assert figure["copies"] == pytest.approx(sum(spent[COPIES]) / 2)
         assert figure["ratio"] == pytest.approx(figure["copies"] / figure["zero_copy"])
         nbytes = figure["rows_a_step"][0] * figure["row_bytes"]
@@ -93,6 +96,19 @@ def test_rows_of_the_next_batch_come_while_one_is_trained_on():
             time.sleep(0.001)
         assert len(gathered) == asked
     assert place == 2
+
+
+def test_rows_are_gathered_by_as_many_threads_as_said(monkeypatch):
+    used = []
+    copied = CopiedRows(torch.arange(40.0).view(20, 2), torch.device("cpu"))
+    copied._copy = lambda *given: (
+        used.append(torch.get_num_threads()) or Copied(torch.ones(2), None)
+    )
+    for copied.threads in (1, 2):
+        block = dgl.create_block(([0], [0]), 2, 1)
+        block.srcdata[dgl.NID] = torch.tensor([0, 1])
+        assert len(list(copied.added([[block]]))) == 1
+    assert used == [1, 2]
 
 
 def test_rows_elsewhere_are_not_taken_for_the_hosts():

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.claims import kept
-from benchmarks.claims.kept import kept_page
-from benchmarks.claims.registry import KEPT
+from benchmarks.claims.kept import Headline, kept_page
+from benchmarks.claims.registry import KEPT, Results
 from dgl_mgpu.errors import DataFormatError
 
 RESULT = {
@@ -29,17 +29,19 @@ TABLES = """
 
 
 @pytest.fixture
-def page_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def page_of(tmp_path: Path, tmp_path_factory, monkeypatch: pytest.MonkeyPatch):
+    folder = tmp_path_factory.mktemp("claims")
+
     def made(tables: str = TABLES, files: str = "[r.json]", result: object = RESULT) -> str:
         (tmp_path / "r.json").write_text(json.dumps(result))
-        (tmp_path / "kept.yaml").write_text(
+        (folder / "kept.yaml").write_text(
             "text: |\n  # Results\nparts:\n- title: Part\n  results:\n"
             f"  - shows: What it shows\n    command: python -m it\n    files: {files}\n"
             f"    note: |\n      A note.\n    tables:{tables}"
         )
         return kept_page()
 
-    monkeypatch.setattr(kept, "SOURCE", tmp_path / "kept.yaml")
+    monkeypatch.setattr(kept, "SOURCE", folder / "kept.yaml")
     monkeypatch.setattr(kept, "KEPT", tmp_path)
     return made
 
@@ -64,6 +66,64 @@ def test_a_column_that_a_result_lacks_is_left_out_of_its_table(page_of, tmp_path
     less = {**RESULT, "figures": RESULT["figures"][:1], "means": {"one": [1.0, 2.0]}}
     (tmp_path / "s.json").write_text(json.dumps(less))
     assert "|  | ours, ms | reached | peer |" in page_of(files="[r.json, s.json]").splitlines()
+
+
+def test_the_least_and_the_most_of_the_repeats_stand_behind_their_median(page_of) -> None:
+    figures = [
+        {"case": "ms", "ours": 20.0, "each": [20.0, 19.0, 24.0]},
+        # Seconds of two ranks, of which the second is slower, and a rate of both.
+        {"case": "GB/s", "ours": 90.0, "each": [[1.0, 0.9, 1.25], [2.0, 2.0, 2.0]]},
+        {"case": "once", "ours": 20.0, "each": [20.0]},
+        {"case": "no repeats", "ours": 20.0},
+    ]
+    tables = (
+        "\n    - columns: {ours: [ours]}\n      repeats: {ours: {at: [each], are_times: TIMES}}\n"
+    )
+    rows = {
+        are_times: page_of(
+            tables=tables.replace("TIMES", are_times), result={**RESULT, "figures": figures}
+        ).splitlines()[-4:]
+        for are_times in ("false", "true")
+    }
+    assert rows["false"][0] == "| ms | 20 (19 to 24) |"
+    assert rows["true"][1] == "| GB/s | 90 (72 to 100) |"
+    assert rows["true"][2:] == ["| once | 20 |", "| no repeats | 20 |"]
+    with pytest.raises(DataFormatError, match="repeats of ours"):
+        page_of(tables=tables.replace("TIMES", "true").replace("[each]", "[every]"))
+
+
+def test_the_first_picture_has_all_cases_of_a_result(tmp_path: Path) -> None:
+    figures = [
+        {"case": "gpu, a", "ratio": 2.0, "ms": 1.0, "peer": 4.0},
+        {"case": "gpu, b", "ratio": 0.5, "ms": 2.0, "peer": None},
+        {"case": "half, c", "ratio": 9.0, "ms": 3.0, "peer": 3.0},
+        {"case": "gpu, d", "ratio": None, "ms": 4.0, "peer": 4.0},
+    ]
+    content = {"machine": {"gpus": ["NVIDIA H200"] * 2}, "figures": figures}
+    (tmp_path / "r.json").write_text(json.dumps(content))
+    results = Results(tmp_path)
+    found = Headline("it", "r.json", ["ratio"], cases="gpu,", gpus=1).speedups(results)
+    # Also what is slower, and nothing of what is left out.
+    assert found.quotients == [2.0, 0.5] and found.machine == "1 \N{MULTIPLICATION SIGN} H200"
+    assert found.text == "0.50 to 2.00, median 1.25"
+    over = Headline("it", "r.json", ["ms"], ["peer"]).speedups(results)
+    assert over.quotients == [4.0, 1.0, 1.0]
+    with pytest.raises(DataFormatError, match=r"no case of r\.json that matches 'cpu'"):
+        Headline("it", "r.json", ["ratio"], cases="cpu").speedups(results)
+
+
+def test_the_first_picture_is_drawn_without_results_to_come(tmp_path: Path) -> None:
+    (tmp_path / "spmm_gpu.json").symlink_to(KEPT / "spmm_gpu.json")
+    kept.draw_headlines(tmp_path)
+    assert (tmp_path / kept.HEADLINES).read_bytes().startswith(b"\x89PNG")
+    assert (KEPT / kept.HEADLINES).is_file()
+
+
+@pytest.mark.parametrize("name", ["old.png", "notes.md", "other.json"])
+def test_a_file_that_nothing_refers_to_is_found(page_of, tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("{}")
+    with pytest.raises(DataFormatError, match=f"{name} in none of its parts"):
+        page_of()
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ def test_every_program_is_a_run() -> None:
 @pytest.mark.parametrize("scale", ["smoke", "auto", "full"])
 def test_programs_have_the_options_that_they_are_told(scale, monkeypatch) -> None:
     _gpus(monkeypatch, 8)
-    shared = {"gpu": "from benchmarks.gpu import", "fullgraph": "from benchmarks.fullgraph import"}
+    shared = {name: f"from benchmarks.{name} import" for name in ("gpu", "fullgraph", "graphs")}
     for run in configured([f"bench.scale={scale}"]).runs.values():
         text = (FOLDER / f"{run.program}.py").read_text()
         for name, imports in shared.items():

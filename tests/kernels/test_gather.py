@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.gather_gpu import without_shift
 from dgl_mgpu.errors import IdOutOfRangeError, InvalidInputError
 from dgl_mgpu.ops import count_tiers, device, gather_rows, host_reads, pick_rows
 from dgl_mgpu.ops import gather as cuda
@@ -156,6 +157,18 @@ def test_host_rows_in_order(where, monkeypatch, host_start, sms):
     for ids in (some_ids(500, 103), some_ids(1, 103), torch.arange(103).flip(0)):
         gathered = gather(view, ids.to(where), host_start, sms)
         assert torch.equal(gathered, rows[ids])
+
+
+def test_rows_that_are_not_shifted_are_the_same(where, monkeypatch):
+    """Which a benchmark compares with those that are."""
+    monkeypatch.setattr(cuda, "LISTED_ROWS", 0)
+    rows, ids = table(60, 257), some_ids(500, 60)  # lines begin within rows
+    view = on_device(row_view(rows), where, host_segments=True)
+    with without_shift():
+        assert cuda.row_slots(4 * 257, 4) == 257
+        for host_start in (-1, 0):
+            assert torch.equal(gather(view, ids.to(where), host_start), rows[ids])
+    assert cuda.row_slots(4 * 257, 4) > 257
 
 
 def test_many_host_rows(where, monkeypatch):

@@ -264,3 +264,15 @@ def test_links_as_wide_as_ports_need_not_be_told_apart(monkeypatch):
     narrow = replace(machine, link_bandwidth=machine.link_bandwidth / 2)
     monkeypatch.setattr(cost, "_MOST_LINKED", 16)
     assert len(Resources.of(narrow).link) == len(each.link)
+
+
+@pytest.mark.parametrize("machine", ["hgx-h200", "dgx1-4gc", "cpu"])
+def test_tables_that_are_never_read_have_a_valid_plan(machine):
+    topology = preset(machine, 4) if machine != "dgx1-4gc" else preset(machine)
+    tables = [
+        TableSpec.topology("graph", np.full(1000, 10), accesses_per_step=0.0),
+        TableSpec.features("feat", 1000, 400, np.zeros(1000), 0.0),
+    ]
+    plan = solve(topology, tables, graph_ratio=1.0, feature_ratio=0.0)
+    plan.validate(topology)
+    assert rows_on_gpus(plan, "graph") == 1000 and rows_on_gpus(plan, "feat") == 0

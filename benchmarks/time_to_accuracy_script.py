@@ -1,0 +1,150 @@
+"""GraphSAGE until it reaches an accuracy, as DGL's user guide trains it, on a CPU or on GPUs.
+
+It knows nothing of dgl_mgpu; :mod:`benchmarks.time_to_accuracy` has ``python -m dgl_mgpu`` run it.
+Training is timed, with all that a step does; the validation nodes' accuracy between steps is not.
+Their neighbours are sampled once, before.  Of each seed it writes accuracies, steps and seconds to
+a file of JSON; a first, short run does not count.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import time
+from pathlib import Path
+
+import dgl
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from dgl.dataloading import DataLoader, NeighborSampler
+from dgl.nn import SAGEConv
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+
+class SAGE(nn.Module):
+    def __init__(self, features, hidden, classes, num_layers):
+        super().__init__()
+        widths = [features, *[hidden] * (num_layers - 1), classes]
+        self.layers = nn.ModuleList(
+            SAGEConv(inputs, outputs, "mean") for inputs, outputs in itertools.pairwise(widths)
+        )
+
+    def forward(self, blocks, x):
+        for layer, block in zip(self.layers, blocks, strict=True):
+            x = layer(block, x)
+            if layer is not self.layers[-1]:
+                x = F.relu(x)
+        return x
+
+
+def read_graph(file):
+    data = torch.load(file)
+    none = data["indices"][:0]
+    g = dgl.graph(("csc", (data["indptr"], data["indices"], none)), num_nodes=len(data["label"]))
+    g.ndata["feat"], g.ndata["label"] = data["feat"], data["label"]
+    return g, data["train"], data["valid"]
+
+
+def train(told, g, train_ids, valid_ids, device, seed, most_steps):
+    torch.manual_seed(seed)
+    dgl.seed(seed)
+    several = told.gpus > 1
+    classes = int(g.ndata["label"].max()) + 1
+    model = SAGE(g.ndata["feat"].shape[1], told.hidden, classes, len(told.fanouts)).to(device)
+    if several:
+        model = DistributedDataParallel(model, device_ids=[device.index])
+    optimizer = torch.optim.Adam(model.parameters(), lr=told.lr, fused=device.type == "cuda")
+    sampler = NeighborSampler(told.fanouts, prefetch_node_feats=["feat"], prefetch_labels=["label"])
+    to = {"device": device, "use_uva": told.place == "pinned", "batch_size": told.batch}
+    loader = DataLoader(
+        g, train_ids, sampler, shuffle=True, drop_last=True, use_ddp=several,
+        num_workers=told.workers, **to,
+    )  # fmt: skip
+    valid = [blocks for _, _, blocks in DataLoader(g, valid_ids, sampler, **to)]
+
+    def wait():
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+
+    def right(blocks):
+        scores = model(blocks, blocks[0].srcdata["feat"])
+        return (scores.argmax(1) == blocks[-1].dstdata["label"]).sum()
+
+    def accuracy():
+        model.eval()
+        with torch.no_grad():
+            found = sum(map(right, valid)).double() / len(valid_ids)
+        model.train()
+        if several:
+            dist.broadcast(found, 0)  # ranks may sum in another order
+        return found.item()
+
+    curve, seconds, steps = [], 0.0, 0
+    wait()
+    begin = time.perf_counter()
+    for epoch in itertools.count():
+        if several:
+            loader.set_epoch(epoch)
+        for _, _, blocks in loader:
+            scores = model(blocks, blocks[0].srcdata["feat"])
+            loss = F.cross_entropy(scores, blocks[-1].dstdata["label"])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            steps += 1
+            if steps % told.every == 0:
+                wait()
+                seconds += time.perf_counter() - begin
+                curve.append({"steps": steps, "seconds": seconds, "accuracy": accuracy()})
+                if curve[-1]["accuracy"] >= told.level or steps >= most_steps:
+                    return curve
+                wait()
+                begin = time.perf_counter()
+
+
+def work(rank, told, g, train_ids, valid_ids):
+    device = torch.device("cpu")
+    if told.place != "host":
+        device = torch.device("cuda", rank)
+        torch.cuda.set_device(device)
+        train_ids, valid_ids = train_ids.to(device), valid_ids.to(device)
+    if told.gpus > 1:
+        dist.init_process_group(
+            "nccl", init_method=told.meeting_point, rank=rank, world_size=told.gpus
+        )
+    if told.place == "gpu":
+        g = g.to(device)
+    data = told, g, train_ids, valid_ids, device
+    train(*data, 0, told.every)  # which loads libraries and compiles kernels
+    curves = [train(*data, seed, told.most_steps) for seed in told.seeds]
+    if rank == 0:
+        Path(told.out).write_text(json.dumps(curves))
+    if told.gpus > 1:
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--graph", required=True, help="what benchmarks.time_to_accuracy wrote")
+    parser.add_argument("--place", choices=("host", "pinned", "gpu"), required=True)
+    parser.add_argument("--gpus", type=int, default=1)
+    parser.add_argument("--workers", type=int, default=0)
+    parser.add_argument("--fanouts", type=int, nargs="+", required=True)
+    parser.add_argument("--batch", type=int, required=True)
+    parser.add_argument("--hidden", type=int, required=True)
+    parser.add_argument("--lr", type=float, required=True)
+    parser.add_argument("--every", type=int, required=True, help="steps between two accuracies")
+    parser.add_argument("--level", type=float, required=True)
+    parser.add_argument("--most-steps", type=int, required=True)
+    parser.add_argument("--seeds", type=int, nargs="+", required=True)
+    parser.add_argument("--meeting-point", default="")
+    parser.add_argument("--out", required=True)
+    told = parser.parse_args()
+    data = read_graph(told.graph)
+    if told.gpus > 1:
+        torch.multiprocessing.spawn(work, (told, *data), nprocs=told.gpus)
+    else:
+        work(0, told, *data)
