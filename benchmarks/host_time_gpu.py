@@ -23,7 +23,6 @@ import torch.nn.functional as F
 import dgl_mgpu
 
 import dgl  # isort: skip
-from dgl.dataloading import DataLoader, NeighborSampler  # isort: skip
 
 from benchmarks.gpu import PowerLaw, this_device
 from benchmarks.machine import keep
@@ -35,6 +34,7 @@ from benchmarks.unmodified_gpu import (
     made_graph,
     require_captured,
     sage,
+    script,
 )
 
 CASES = Case(sage, 1024, (25, 10)), Case(sage, 1024, (15, 10, 5))
@@ -45,15 +45,7 @@ def statements(
     g: dgl.DGLGraph, case: Case, mode: str, steps: int
 ) -> tuple[Mapping[str, float], float]:
     """Microseconds of the host for each statement, and of a step with the GPU's; medians."""
-    torch.manual_seed(0)
-    dgl.seed(0)
-    dgl_mgpu.capture_models(mode == "captured")
-    device = this_device()
-    model = case.model(len(case.fanouts)).to(device)
-    optimizer = torch.optim.Adam(model.parameters(), 3e-3, fused=True)
-    seeds = torch.arange((steps + WARM_UP) * case.batch, dtype=g.idtype) % g.num_nodes()
-    sampler = NeighborSampler(case.fanouts, prefetch_node_feats=["feat"], prefetch_labels=["label"])
-    loader = DataLoader(g, seeds.to(device), sampler, batch_size=case.batch, device=device)
+    loader, model, optimizer = script(g, case, mode, steps)
     batches, taken, windows = iter(loader), [], []
     for number in range(steps + WARM_UP):
         if number >= WARM_UP and number % WINDOW == 0:

@@ -128,10 +128,10 @@ CASES = (
 )
 
 
-def train(
-    g: dgl.DGLGraph, case: Case, mode: str, steps: int, profiled: bool = False
-) -> tuple[float, list[float], float | None]:
-    """Milliseconds of a step (median), the losses, and milliseconds of kernels in a step."""
+def script(
+    g: dgl.DGLGraph, case: Case, mode: str, steps: int
+) -> tuple[DataLoader, Model, torch.optim.Optimizer]:
+    """What a script makes before its first step: the loader, the model and the optimizer."""
     torch.manual_seed(0)
     dgl.seed(0)
     dgl_mgpu.capture_models(mode == "captured")
@@ -148,6 +148,14 @@ def train(
         device=device,
         use_uva=case.use_uva,
     )
+    return loader, model, optimizer
+
+
+def train(
+    g: dgl.DGLGraph, case: Case, mode: str, steps: int, profiled: bool = False
+) -> tuple[float, list[float], float | None]:
+    """Milliseconds of a step (median), the losses, and milliseconds of kernels in a step."""
+    loader, model, optimizer = script(g, case, mode, steps)
     losses, times, profile = [], [], None
     for number, loss in enumerate(_steps(loader, model, optimizer, mode)):
         losses.append(loss.detach().clone())
