@@ -461,6 +461,27 @@ def test_a_hop_takes_two_collectives_and_features_one_more_than_they_are(
         assert max(counts[1:]) <= 18 and sum(counts[1:]) <= 9 * 13
 
 
+def _hop_by_hop() -> None:
+    """By calls for one hop each, of which a rank counts its own by their seeds."""
+    g, rank = power_law(), dist.get_rank()
+    with (
+        GlobalStore.from_dgl(g, seed=5, span="job", replica_ratio=0.1) as store,
+        GlobalStore.from_dgl(g, seed=5) as whole,
+    ):
+        for seeds in torch.arange(8 * rank), torch.arange(4), torch.arange(4) + rank:
+            nodes = seeds  # none on the first rank, at first
+            for fanout in 3, 4:
+                found, expected = (
+                    of.graph.sample_neighbors(nodes, fanout) for of in (store, whole)
+                )
+                assert torch.equal(found.edata[dgl.EID], expected.edata[dgl.EID])
+                nodes = torch.cat([nodes, found.edges()[0]])
+
+
+def test_hops_that_ranks_count_differently_are_as_on_one_machine(ranks: RankProcesses) -> None:
+    ranks.run(on_machines, "abc", _hop_by_hop)
+
+
 def _made_ahead(by_kernels: bool) -> None:
     g, rank = power_law(), dist.get_rank()
     draw = torch.Generator().manual_seed(rank)
@@ -592,6 +613,14 @@ def _wrong_on_one_rank() -> None:
                 error if rank == 1 else RankFailedError, match="gather rows of 'feat'"
             ):
                 store.gather("feat", bad if rank == 1 else torch.arange(5))
+            with pytest.raises(
+                error if rank == 1 else RankFailedError, match="cannot sample neighbors"
+            ):
+                store.graph.sample_neighbors(bad if rank == 1 else torch.arange(5), 3)
+            with pytest.raises(
+                error if rank == 1 else RankFailedError, match="cannot sample neighbors"
+            ):
+                _batches(store.graph, bad if rank == 1 else torch.arange(5), NeighborSampler([3]))
         with pytest.raises(InvalidInputError, match="the same in the same order"):
             store.gather("label" if rank == 1 else "feat", torch.arange(5))
         # What was wrong is over.
