@@ -359,7 +359,8 @@ class OtherMachines:
             seeds = to_idtype(seeds, view, view.num_rows)
             raise_faults(self._device, wait=False)
         asked = self._rounds.ask(what, [Wanted(seeds, view, etype[2])], key)
-        num_seeds = max(map(sum, asked.sent_by_all(1)))
+        # Samples take room for as many ids as messages have.
+        num_seeds = max(asked.data.shape[1], *map(sum, asked.sent_by_all(1)))
         most_of_all = most_nodes(num_seeds, of_hops, view.num_rows)
         most = most_nodes(len(seeds), of_hops, view.num_rows)
         if most_of_all is None or most is None:

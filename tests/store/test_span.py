@@ -201,6 +201,9 @@ def _by_kernels() -> None:
                 ids = block.srcdata[dgl.NID], block.dstdata[dgl.NID]
                 for of_block, end, expected in zip(ids, block.edges(), in_edges, strict=True):
                     assert torch.equal(of_block[end], expected)
+        # None anywhere, of more neighbors than there is memory for.
+        _, _, (block,) = store.graph.sample_blocks(seeds[:0], [1 << 40])
+        assert block.num_src_nodes() == 0
         bad = torch.tensor([NODES]) if rank == 1 else seeds[:1]
         with pytest.raises(IdOutOfRangeError if rank == 1 else RankFailedError):
             others.sample_hops_async(
