@@ -30,6 +30,7 @@ from dgl_mgpu.errors import (
 )
 from dgl_mgpu.ops import SampleKey, device
 from dgl_mgpu.sampling import dataloading
+from dgl_mgpu.sampling.loader_batches import FrameKey
 from dgl_mgpu.store.graph import StoreGraph
 from dgl_mgpu.train.compose import compose
 from dgl_mgpu.train.minibatch.run import make_trainer
@@ -520,6 +521,31 @@ def _made_ahead(by_kernels: bool) -> None:
 @pytest.mark.parametrize("by_kernels", [False, True])
 def test_batches_are_made_ahead_on_all_ranks_alike(ranks: RankProcesses, by_kernels: bool) -> None:
     ranks.run(on_machines, "abc", _made_ahead, by_kernels)
+
+
+class _SlotsOfOneRank:
+    """Slots that take the batches of the first rank alone."""
+
+    def put(self, hops: Any, features: Any) -> Any:
+        if dist.get_rank() > 0:
+            return None
+        ids = hops[0].src_nodes["_N"]
+        rows = torch.empty(len(ids), WIDTH)
+        features.fetch(FrameKey("src", "_N"), "feat", ids, rows)
+        return rows
+
+
+def _into_slots() -> None:
+    g = power_law()
+    sampler = NeighborSampler([3], prefetch_node_feats=["feat"], prefetch_labels=["label"])
+    with GlobalStore.from_dgl(g, span="job", replica_ratio=0) as store:
+        loader = dgl.dataloading.DataLoader(store.graph, torch.arange(30), sampler, batch_size=10)
+        for inputs, _, blocks in dataloading.batches_into_slots(loader, _SlotsOfOneRank()):
+            assert torch.equal(blocks[0].srcdata["feat"], g.ndata["feat"][inputs])
+
+
+def test_no_rank_has_its_batches_in_slots_alone(ranks: RankProcesses) -> None:
+    ranks.run(on_machines, "abc", _into_slots)
 
 
 def _chosen(little: str) -> tuple[bool, int]:
