@@ -348,7 +348,8 @@ class StoreSampler:
             return sample_hops_async(*arguments, replace=replace, weights=weights)
         if others and not excluded and prob is None and others.can_start_hops(views, of_hops):
             ((_, _, ntype),) = views
-            hops = others.sample_hops_async(views, seeds[ntype], of_hops, key, replace=replace)
+            nodes = seeds.get(ntype, self.structure.no_ids())
+            hops = others.sample_hops_async(views, nodes, of_hops, key, replace=replace)
             if hops is not None:
                 return hops
         # No operator excludes edges, or asks other machines by weight or for several types: the

@@ -214,6 +214,24 @@ def _by_kernels() -> None:
         assert launched >= {"sample.cu", "answers.cu", "requests.cu", "unique.cu"}
 
 
+def _of_a_type_without_edges() -> None:
+    user = torch.arange(40)
+    g = dgl.heterograph(
+        {("user", "follows", "user"): (user, user.flip(0))}, {"user": 40, "item": 9}
+    )
+    seeds = {"item": torch.arange(9)}
+    if dist.get_rank():
+        seeds["user"] = user[:5]
+    with GlobalStore.from_dgl(g, span="job", replica_ratio=0) as store, _emulated_gpus(store):
+        inputs, _, (block,) = store.graph.sample_blocks(seeds, [2])
+        assert len(inputs["item"]) == 9
+        assert block.num_edges() == len(seeds.get("user", ()))
+
+
+def test_kernels_sample_where_a_rank_has_seeds_of_another_type_alone(ranks: RankProcesses) -> None:
+    ranks.run(on_machines, "abc", _of_a_type_without_edges)
+
+
 def test_kernels_sample_as_on_one_machine(ranks: RankProcesses) -> None:
     ranks.run(on_machines, "abc", _by_kernels)
 
