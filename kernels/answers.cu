@@ -102,13 +102,14 @@ struct EdgesOfId {
   }
 };
 
-// The edges of all ids, in the order of these, of what all machines have sent. `places` are those of
-// the ids, `num_edges` gets how many edges there are.
+// The edges of all ids, in the order of these, of what all machines have sent. `places` are those
+// of the ids, `num_edges` gets how many edges there are.
 template <typename Id, typename Sent>
 __global__ void __launch_bounds__(kThreads)
     join_samples(const int64* places, int64 most_ids, const int64* exact_ids,
                  const Messages received, const OwnEdges<Id> own, int64 num_machines,
-                 const SampleRoom room, int64 fanout, int64 num_nodes, int64* indptr, Id* neighbors, Id* eids, uint64* control_words, int64* num_edges) {
+                 const SampleRoom room, int64 fanout, int64 num_nodes, int64* indptr,
+                 Id* neighbors, Id* eids, uint64* control_words, int64* num_edges) {
   const GridControl control{control_words};
   GridBarrier barrier(control);
   const int64 count = count_of(most_ids, exact_ids);

@@ -162,9 +162,15 @@ def _call_begin_blocks(sampler: Any, *args: Any, **kwargs: Any) -> SampleFuture[
 
 
 def can_use_slots(loader: Any) -> bool:
-    """Whether a loader's sampler does nothing but sample hops of its graph."""
+    """Whether a loader's sampler does nothing but sample hops of its graph.
+
+    Where machines ask each other for features, all ranks have to ask for the same; a batch of one
+    may fit a slot when those of others do not.
+    """
     graph, sampler = loader.graph, loader.graph_sampler
     sample = loader.collate_fn.sample_func
+    if getattr(graph, "spans_machines", False):
+        return False
     if type(graph) is DGLGraph:
         is_here = is_pinned(loader) or graph.device == loader.device
     else:

@@ -318,8 +318,9 @@ class Prefetcher(Iterator[Batch]):
         entry.stream = stream
         try:
             entry.future = self._source.start(entry.number, entry.seeds)
-        except torch.OutOfMemoryError:
-            pass  # there may be memory when the batch is due
+        except torch.OutOfMemoryError as error:
+            # There may be memory when the batch is due; but other ranks have started it by then.
+            entry.error = error if self._in_lockstep else None
         except Exception as error:
             entry.error = error
         finally:

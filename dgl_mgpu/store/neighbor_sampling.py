@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from dataclasses import replace as with_fields
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import dgl
 import torch
@@ -43,6 +44,15 @@ from dgl_mgpu.utils.types import CanonicalEtype
 Fanout = int | Mapping[str | CanonicalEtype, int]
 #: Input nodes, output nodes and blocks.
 SampledBlocks = tuple[Nodes, Nodes, list[dgl.DGLGraph]]
+
+
+class _Checked(NamedTuple):
+    """What a mini-batch is sampled by."""
+
+    seeds: dict[str, torch.Tensor]
+    fanouts: list[dict[CanonicalEtype, int]]
+    weights: dict[CanonicalEtype, RowView]
+    excluded: dict[CanonicalEtype, IdFilter]
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,18 +116,12 @@ class StoreSampler:
                 "build the store from dgl.reverse(g) and sample its in-edges",
             )
         structure = self.structure
-        seeds = structure.seeds_by_ntype(nodes)
+        seeds, (of_hop,), weights, excluded = self._checked(nodes, [fanout], prob, exclude_edges)
         key = self.batch_keys.next_key(seeds)
         seeds = {ntype: seeds.get(ntype, structure.no_ids()) for ntype in structure.ntypes}
+        sample_etypes = self._sample_etypes(prob, is_numbered=False)
         sampled = _sample_hop(
-            structure.views(),
-            seeds,
-            structure.fanouts_by_etype(fanout),
-            key,
-            replace,
-            self.features.weights_by_etype(prob),
-            self._excluded(exclude_edges),
-            self._sample_etypes(prob),
+            structure.views(), seeds, of_hop, key, replace, weights, excluded, sample_etypes
         )
         edges = {
             etype: (sample.neighbors, destinations(seeds[etype[2]], sample, structure))
@@ -249,11 +253,11 @@ class StoreSampler:
             Of the hops as :func:`dgl_mgpu.ops.sample_etype_blocks` returns them.  Await it on the
             stream that was current here.
         """
-        seeds = self.structure.seeds_by_ntype(nodes)
+        checked = self._checked(nodes, fanouts, prob, exclude_edges)
         key = self.batch_keys.batch_key(
             self.structure.nodes_by_ntype(nodes if on_host is None else on_host)
         )
-        hops = self._start_hops(seeds, key, fanouts, prob, replace, exclude_edges)
+        hops = self._start_hops(checked, key, prob, replace)
 
         def result() -> list[EtypeBlock]:
             self.structure.views()  # raises if the store was closed since
@@ -306,40 +310,51 @@ class StoreSampler:
         ------
         InvalidInputError, IdOutOfRangeError
         """
-        seeds = self.structure.seeds_by_ntype(nodes)
+        checked = self._checked(nodes, fanouts)
         key = self.batch_keys.batch_key(self.structure.nodes_by_ntype(nodes))
-        hops = self._start_hops(seeds, key, fanouts, None, False).result()
+        hops = self._start_hops(checked, key, None, False).result()
         # Seeds of types without edges are their own sources.
-        return {**seeds, **hops[0].src_nodes} if hops else seeds
+        return {**checked.seeds, **hops[0].src_nodes} if hops else checked.seeds
+
+    def _checked(
+        self,
+        nodes: Nodes,
+        fanouts: Sequence[Fanout],
+        prob: str | None = None,
+        exclude_edges: Edges | None = None,
+    ) -> _Checked:
+        """What a mini-batch is sampled by; other machines are told what is wrong with it."""
+        structure, others = self.structure, self.structure.others
+        structure.views()  # raises if the store was closed
+        with contextlib.nullcontext() if others is None else others.told("sample neighbors"):
+            return _Checked(
+                structure.seeds_by_ntype(nodes),
+                [structure.fanouts_by_etype(fanout) for fanout in fanouts],
+                self.features.weights_by_etype(prob),
+                self._excluded(exclude_edges),
+            )
 
     def _start_hops(
         self,
-        seeds: dict[str, torch.Tensor],
+        checked: _Checked,
         key: SampleKey,
-        fanouts: Sequence[Fanout],
         prob: str | None,
         replace: bool,
-        exclude_edges: Edges | None = None,
     ) -> SampleFuture[list[EtypeBlock]]:
-        arguments = (
-            self.structure.views(),
-            seeds,
-            [self.structure.fanouts_by_etype(fanout) for fanout in fanouts],
-            key,
-        )
-        weights = self.features.weights_by_etype(prob)
-        excluded, others = self._excluded(exclude_edges), self.structure.others
+        seeds, of_hops, weights, excluded = checked
+        views, others = self.structure.views(), self.structure.others
+        arguments = views, seeds, of_hops, key
         if not excluded and others is None:
             return sample_hops_async(*arguments, replace=replace, weights=weights)
-        views, _, of_hops, _ = arguments
         if others and not excluded and prob is None and others.can_start_hops(views, of_hops):
             ((_, _, ntype),) = views
-            hops = others.sample_hops_async(views, seeds[ntype], of_hops, key, replace=replace)
+            nodes = seeds.get(ntype, self.structure.no_ids())
+            hops = others.sample_hops_async(views, nodes, of_hops, key, replace=replace)
             if hops is not None:
                 return hops
         # No operator excludes edges, or asks other machines by weight or for several types: the
         # hops are sampled one by one when they are awaited.
-        sample = self._sample_etypes(prob)
+        sample = self._sample_etypes(prob, is_numbered=True)
         return SampleFuture(
             lambda: _sample_hop_by_hop(
                 excluded, sample, *arguments, replace=replace, weights=weights
@@ -347,14 +362,14 @@ class StoreSampler:
         )
 
     def _sample_etypes(
-        self, prob: str | None
+        self, prob: str | None, is_numbered: bool
     ) -> Callable[..., dict[CanonicalEtype, SampledNeighbors]]:
         """Samples the edges of each type, with the parameters of `sample_etype_neighbors`, of
-        weights by feature ``prob``."""
+        weights by feature ``prob``.  Hops of blocks are numbered alike on all ranks."""
         others = self.structure.others
         if others is None:
             return sample_etype_neighbors
-        return partial(others.sample_etype_neighbors, prob)
+        return partial(others.sample_etype_neighbors, prob, is_numbered)
 
     def _excluded(self, edges: Edges | None) -> dict[CanonicalEtype, IdFilter]:
         """Filters of the edges to leave out, by edge type."""

@@ -10,6 +10,7 @@ rank that cannot ask says so in its place.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from dataclasses import replace as with_fields
 from typing import NamedTuple, NoReturn, TypeVar
@@ -145,6 +146,10 @@ class OtherMachines:
         found[order] = received
         return found
 
+    def told(self, what: str) -> AbstractContextManager[None]:
+        """Have all ranks told of an error before this one asks others for anything."""
+        return self._rounds.told(what)
+
     def run_all(self, what: str, step: Callable[[], T]) -> T:
         """Run ``step`` on all ranks, or have all raise where one does; collective."""
         return self._machines.run_all(what, step)
@@ -255,6 +260,7 @@ class OtherMachines:
     def sample_etype_neighbors(
         self,
         prob: str | None,
+        is_numbered: bool,
         views: Mapping[CanonicalEtype, GraphView],
         seeds: Mapping[CanonicalEtype, torch.Tensor],
         fanouts: Mapping[CanonicalEtype, int],
@@ -265,11 +271,14 @@ class OtherMachines:
     ) -> dict[CanonicalEtype, SampledNeighbors]:
         """As :func:`dgl_mgpu.ops.sample_etype_neighbors` of the whole graph; collective.
 
-        ``weights`` are those of feature ``prob``, of all edges.
+        ``weights`` are those of feature ``prob``, of all edges.  ``is_numbered`` says whether the
+        key's hop is the same on all ranks, which then tells rounds apart: a call for one hop takes
+        its own from its seeds, which are a rank's own.
         """
         etypes = list(views)
         none = torch.empty(0, dtype=next(iter(views.values())).idtype, device=self._device)
-        what = f"sample hop {key.hop}" + ("" if prob is None else f" by '{prob}'")
+        what = f"sample hop {key.hop}" if is_numbered else "sample a hop"
+        what += "" if prob is None else f" by '{prob}'"
         with self._rounds.told(what):
             ids = [check_ids(seeds.get(etype, none), what, self._device) for etype in etypes]
             wanted = [fanout_of(fanouts, etype, what) if etype in seeds else 0 for etype in etypes]
@@ -350,7 +359,8 @@ class OtherMachines:
             seeds = to_idtype(seeds, view, view.num_rows)
             raise_faults(self._device, wait=False)
         asked = self._rounds.ask(what, [Wanted(seeds, view, etype[2])], key)
-        num_seeds = max(map(sum, asked.sent_by_all(1)))
+        # Samples take room for as many ids as messages have.
+        num_seeds = max(asked.data.shape[1], *map(sum, asked.sent_by_all(1)))
         most_of_all = most_nodes(num_seeds, of_hops, view.num_rows)
         most = most_nodes(len(seeds), of_hops, view.num_rows)
         if most_of_all is None or most is None:

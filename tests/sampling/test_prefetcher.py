@@ -551,6 +551,15 @@ def test_in_lockstep_the_next_samples_go_on_behind_a_batch():
     assert [batch.number for batch in others] == list(range(4))
 
 
+def test_in_lockstep_no_batch_is_started_again_for_want_of_memory():
+    source, batches = over(HostStream(), in_lockstep=True, count=4)
+    source.fails_to_start = {2: [torch.OutOfMemoryError("full")]}
+    assert [next(batches).number for _ in range(2)] == [0, 1]
+    with pytest.raises(torch.OutOfMemoryError, match="full"):
+        next(batches)
+    assert next(batches).number == 3
+
+
 def test_in_lockstep_no_batch_is_made_again_for_want_of_memory():
     side_stream = HostStream()
     full = torch.OutOfMemoryError("full")

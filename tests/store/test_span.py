@@ -30,6 +30,7 @@ from dgl_mgpu.errors import (
 )
 from dgl_mgpu.ops import SampleKey, device
 from dgl_mgpu.sampling import dataloading
+from dgl_mgpu.sampling.loader_batches import FrameKey
 from dgl_mgpu.store.graph import StoreGraph
 from dgl_mgpu.train.compose import compose
 from dgl_mgpu.train.minibatch.run import make_trainer
@@ -201,6 +202,9 @@ def _by_kernels() -> None:
                 ids = block.srcdata[dgl.NID], block.dstdata[dgl.NID]
                 for of_block, end, expected in zip(ids, block.edges(), in_edges, strict=True):
                     assert torch.equal(of_block[end], expected)
+        # None anywhere, of more neighbors than there is memory for.
+        _, _, (block,) = store.graph.sample_blocks(seeds[:0], [1 << 40])
+        assert block.num_src_nodes() == 0
         bad = torch.tensor([NODES]) if rank == 1 else seeds[:1]
         with pytest.raises(IdOutOfRangeError if rank == 1 else RankFailedError):
             others.sample_hops_async(
@@ -208,6 +212,24 @@ def _by_kernels() -> None:
             )
         launched = {kernel.source for kernel in driver.launched}
         assert launched >= {"sample.cu", "answers.cu", "requests.cu", "unique.cu"}
+
+
+def _of_a_type_without_edges() -> None:
+    user = torch.arange(40)
+    g = dgl.heterograph(
+        {("user", "follows", "user"): (user, user.flip(0))}, {"user": 40, "item": 9}
+    )
+    seeds = {"item": torch.arange(9)}
+    if dist.get_rank():
+        seeds["user"] = user[:5]
+    with GlobalStore.from_dgl(g, span="job", replica_ratio=0) as store, _emulated_gpus(store):
+        inputs, _, (block,) = store.graph.sample_blocks(seeds, [2])
+        assert len(inputs["item"]) == 9
+        assert block.num_edges() == len(seeds.get("user", ()))
+
+
+def test_kernels_sample_where_a_rank_has_seeds_of_another_type_alone(ranks: RankProcesses) -> None:
+    ranks.run(on_machines, "abc", _of_a_type_without_edges)
 
 
 def test_kernels_sample_as_on_one_machine(ranks: RankProcesses) -> None:
@@ -461,6 +483,27 @@ def test_a_hop_takes_two_collectives_and_features_one_more_than_they_are(
         assert max(counts[1:]) <= 18 and sum(counts[1:]) <= 9 * 13
 
 
+def _hop_by_hop() -> None:
+    """By calls for one hop each, of which a rank counts its own by their seeds."""
+    g, rank = power_law(), dist.get_rank()
+    with (
+        GlobalStore.from_dgl(g, seed=5, span="job", replica_ratio=0.1) as store,
+        GlobalStore.from_dgl(g, seed=5) as whole,
+    ):
+        for seeds in torch.arange(8 * rank), torch.arange(4), torch.arange(4) + rank:
+            nodes = seeds  # none on the first rank, at first
+            for fanout in 3, 4:
+                found, expected = (
+                    of.graph.sample_neighbors(nodes, fanout) for of in (store, whole)
+                )
+                assert torch.equal(found.edata[dgl.EID], expected.edata[dgl.EID])
+                nodes = torch.cat([nodes, found.edges()[0]])
+
+
+def test_hops_that_ranks_count_differently_are_as_on_one_machine(ranks: RankProcesses) -> None:
+    ranks.run(on_machines, "abc", _hop_by_hop)
+
+
 def _made_ahead(by_kernels: bool) -> None:
     g, rank = power_law(), dist.get_rank()
     draw = torch.Generator().manual_seed(rank)
@@ -496,6 +539,31 @@ def _made_ahead(by_kernels: bool) -> None:
 @pytest.mark.parametrize("by_kernels", [False, True])
 def test_batches_are_made_ahead_on_all_ranks_alike(ranks: RankProcesses, by_kernels: bool) -> None:
     ranks.run(on_machines, "abc", _made_ahead, by_kernels)
+
+
+class _SlotsOfOneRank:
+    """Slots that take the batches of the first rank alone."""
+
+    def put(self, hops: Any, features: Any) -> Any:
+        if dist.get_rank() > 0:
+            return None
+        ids = hops[0].src_nodes["_N"]
+        rows = torch.empty(len(ids), WIDTH)
+        features.fetch(FrameKey("src", "_N"), "feat", ids, rows)
+        return rows
+
+
+def _into_slots() -> None:
+    g = power_law()
+    sampler = NeighborSampler([3], prefetch_node_feats=["feat"], prefetch_labels=["label"])
+    with GlobalStore.from_dgl(g, span="job", replica_ratio=0) as store:
+        loader = dgl.dataloading.DataLoader(store.graph, torch.arange(30), sampler, batch_size=10)
+        for inputs, _, blocks in dataloading.batches_into_slots(loader, _SlotsOfOneRank()):
+            assert torch.equal(blocks[0].srcdata["feat"], g.ndata["feat"][inputs])
+
+
+def test_no_rank_has_its_batches_in_slots_alone(ranks: RankProcesses) -> None:
+    ranks.run(on_machines, "abc", _into_slots)
 
 
 def _chosen(little: str) -> tuple[bool, int]:
@@ -592,6 +660,14 @@ def _wrong_on_one_rank() -> None:
                 error if rank == 1 else RankFailedError, match="gather rows of 'feat'"
             ):
                 store.gather("feat", bad if rank == 1 else torch.arange(5))
+            with pytest.raises(
+                error if rank == 1 else RankFailedError, match="cannot sample neighbors"
+            ):
+                store.graph.sample_neighbors(bad if rank == 1 else torch.arange(5), 3)
+            with pytest.raises(
+                error if rank == 1 else RankFailedError, match="cannot sample neighbors"
+            ):
+                _batches(store.graph, bad if rank == 1 else torch.arange(5), NeighborSampler([3]))
         with pytest.raises(InvalidInputError, match="the same in the same order"):
             store.gather("label" if rank == 1 else "feat", torch.arange(5))
         # What was wrong is over.
