@@ -18,6 +18,7 @@ from dgl_mgpu.distributed.partition import Ownership
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.graph.relation import Compressed, Relation
 from dgl_mgpu.store.part_files import PartEdges, facts_of, read_part
+from dgl_mgpu.utils.types import CanonicalEtype
 from dgl_mgpu.utils.unused_memory import trim_heap
 
 _ACTION = "load a rank's part of a graph"
@@ -61,30 +62,25 @@ def load_partition(
     """
     ranks = Communicator.of_all_machines()
 
-    def read() -> tuple[Any, torch.device]:
+    def read_files() -> tuple[Any, torch.device]:
         if exchange != AUTO:
             ExchangeStrategy.named(exchange)
         found = read_part(Path(path), ranks.rank, ranks.size, "ranks")
         trim_heap()  # of what edges were sorted with
         return found, device_of(None, device)
 
-    files, where = ranks.run_all(_ACTION, read)
+    files, where = ranks.run_all(_ACTION, read_files)
     _check_alike({**facts_of(files), "exchange": exchange}, ranks)
     owned = {
         ntype: Ownership(None, tuple(ids.bounds.tolist())) for ntype, ids in files.nodes.items()
     }
     parts = {}
     for etype, ids in files.edges.items():
-        # Where its edges are in the files is in memory until they are read.
-        own = partial(_OwnEdges.of, files.in_edges.pop(etype), owned[etype[0]], ranks.rank, where)
-        parts[etype] = _part(
-            ranks.run_all(_ACTION, own),
-            owned[etype[0]],
-            owned[etype[2]],
-            int(ids.bounds[-1]),
-            ranks,
-        )
-        del own
+        read = partial(_OwnEdges.of, files.in_edges, etype, owned[etype[0]], ranks.rank, where)
+        own = ranks.run_all(_ACTION, read)
+        with ranks.told_of_errors():
+            ends = owned[etype[0]], owned[etype[2]]
+            parts[etype] = _part(own, *ends, int(ids.bounds[-1]), ranks)
     graph = assemble(parts, owned, exchange, where)
 
     def fill() -> None:
@@ -133,8 +129,19 @@ class _OwnEdges(NamedTuple):
     reads: torch.Tensor  # int64, shape (own rows + num_halo,): edges that begin at each
 
     @classmethod
-    def of(cls, edges: PartEdges, of_src: Ownership, rank: int, where: torch.device) -> _OwnEdges:
-        """In memory are, beside what is returned, a byte for each node of all ranks and a chunk."""
+    def of(
+        cls,
+        in_edges: dict[CanonicalEtype, PartEdges],
+        etype: CanonicalEtype,
+        of_src: Ownership,
+        rank: int,
+        where: torch.device,
+    ) -> _OwnEdges:
+        """Read the edges of a type, which are taken out of ``in_edges``.
+
+        In memory are, beside what is returned, a byte for each node of all ranks and a chunk.
+        """
+        edges = in_edges.pop(etype)
         indptr = torch.zeros(len(edges.degrees) + 1, dtype=torch.int64)
         torch.cumsum(torch.from_numpy(edges.degrees), 0, out=indptr[1:])
         columns = torch.empty(int(indptr[-1]), dtype=torch.int64, device=where)
@@ -145,6 +152,7 @@ class _OwnEdges(NamedTuple):
             columns[chunk] = torch.from_numpy(sources)
             eids[chunk] = torch.from_numpy(numbers)
             is_read[columns[chunk]] = True
+        del edges  # with where each is in the file
         trim_heap()
         low, high = of_src.bounds[rank : rank + 2]
         is_read[low:high] = False
