@@ -81,7 +81,8 @@ def load_partition(
         with ranks.told_of_errors():
             ends = owned[etype[0]], owned[etype[2]]
             parts[etype] = _part(own, *ends, int(ids.bounds[-1]), ranks)
-    graph = assemble(parts, owned, exchange, where)
+    with ranks.told_of_errors():
+        graph = assemble(parts, owned, exchange, where)
 
     def fill() -> None:
         for ntype, ownership in owned.items():
