@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import _get_default_store
 
 from dgl_mgpu.comm.serialization import NotPlainError, dumps, loads
 from dgl_mgpu.errors import RankFailedError
@@ -64,7 +65,7 @@ class SignedGroup:
         self._rank, self._size = dist.get_rank(group), dist.get_world_size(group)
         self._key = hashlib.sha256(job_secret()).digest()
         self._count = 0
-        self._store: dist.Store = dist.distributed_c10d._get_default_store()
+        self._store: dist.Store = _get_default_store()
 
     def agree(self) -> None:
         """Make a key of this group's own: no message of another group is taken for one of it."""
