@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from dgl_mgpu.store.graph import StoreGraph
     from dgl_mgpu.store.part_writer import write_partition
     from dgl_mgpu.train.capture import CapturedStep
+    from dgl_mgpu.train.launch.launch import watch_machines
     from dgl_mgpu.train.trained_run import TrainedRun, load_run
 
 _HOME = {
@@ -92,6 +93,7 @@ _HOME = {
     "probe": "machine",
     "TrainedRun": "train.trained_run",
     "load_run": "train.trained_run",
+    "watch_machines": "train.launch.launch",
 }
 
 __all__ = [
@@ -125,6 +127,7 @@ __all__ = [
     "random_walk",
     "sample_neighbors",
     "solve",
+    "watch_machines",
     "write_partition",
 ]
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import multiprocessing as mp
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,7 @@ import torch.distributed as dist
 
 from dgl_mgpu.comm.loopback import connections_are_ours
 from dgl_mgpu.comm.signing import SECRET, SignedGroup, job_secret
-from dgl_mgpu.errors import ConfigError, InvalidInputError, RankFailedError
+from dgl_mgpu.errors import ConfigError, DGLMGPUError, InvalidInputError, RankFailedError
 from dgl_mgpu.machine.shared_memory import SHARED_MEMORY, unusable_shared_memory
 from dgl_mgpu.utils import timeouts
 from dgl_mgpu.utils.rows import as_bytes
@@ -31,6 +32,7 @@ _UNSIGNED = (
     "network between them is private, give all of them the same %s"
 )
 
+_ACTION = "exchange with the machine's other ranks"
 _INTEGERS = torch.int32, torch.int64
 
 # How long GPUs wait for each other's tensors, which all ranks were about to send; then NCCL ends
@@ -207,12 +209,43 @@ class Communicator:
         try:
             result = step()
         except Exception as error:
-            self.all_gather(error_text(error))
+            with contextlib.suppress(RankFailedError):  # says less than its own
+                self.all_gather(error_text(error))
             raise
         for rank, reason in enumerate(self.all_gather("")):
             if reason:
                 raise rank_failed(action, rank, reason)
         return result
+
+    @contextlib.contextmanager
+    def told_of_errors(self) -> Iterator[None]:
+        """Have the other ranks end what they wait for if this one fails alone, between collectives.
+
+        This rank leaves the group, with word of why: the others raise RankFailedError with that, at
+        whatever collective they are, and every later call raises.  Over NCCL they do so when the
+        host next exchanges something, or end when their time is over.  Not for typed errors,
+        which all ranks raise or have been told of.
+        """
+        try:
+            yield
+        except DGLMGPUError:
+            raise
+        except Exception as error:
+            self._leave(error_text(error))
+            raise
+
+    def _leave(self, reason: str) -> None:
+        if self._group is not None:
+            with contextlib.suppress(RuntimeError):  # of a store that is gone
+                self._group.say_why(reason)
+            self._close(rank_failed(_ACTION, self.rank, reason))
+
+    def _close(self, lost: Exception) -> None:
+        """Close this rank's connections, which the last reference to the group does."""
+        assert self._group is not None
+        self._lost = lost
+        dist.destroy_process_group(self._group.group)
+        self._group = None
 
     def _has_own_gpus(self, device: torch.device) -> bool:
         """Whether each rank is on a GPU of its own, as NCCL wants it; collective."""
@@ -230,15 +263,17 @@ class Communicator:
             # Gloo's, when a connection is lost; torch's, that a DataLoader worker was killed
             # meanwhile; or ours, of a message that is not another rank's.
             except RuntimeError as error:
-                self._lost = _without_frames(error)  # which hold the group
+                lost: Exception = _without_frames(error)  # which hold the group
+            with contextlib.suppress(RuntimeError):
+                if why := self._group.why():
+                    lost = rank_failed(_ACTION, *why)
             # Only the neighbours of a rank that is gone see its connection close.  They close
-            # theirs, which the last reference to a group does, so that no rank waits for ever.
-            dist.destroy_process_group(self._group.group)
-            self._group = None
+            # theirs, so that no rank waits for ever.
+            self._close(lost)
             if isinstance(self._lost, RankFailedError):
                 raise self._lost
         raise RankFailedError(
-            "exchange with the machine's other ranks",
+            _ACTION,
             f"one of them is gone, or does not answer ({str(self._lost).partition(chr(10))[0]})",
             "see why it ended, and start the run again",
         ) from self._lost

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import json
 import os
 import secrets
 import struct
@@ -15,6 +16,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import _get_default_store
 
 from dgl_mgpu.comm.serialization import NotPlainError, dumps, loads
 from dgl_mgpu.errors import RankFailedError
@@ -26,6 +28,8 @@ _FRAME_BYTES = 1024
 # Signature of what follows in the frame: the message's length and sum.
 _HEAD = struct.Struct("!32sQ32s")
 _NONCE_BYTES = 16
+# Characters of a signature in the job's store.
+_SIGNATURE = 64
 _FIX = (
     f"give all ranks the same {SECRET}; if they have it, somebody else is on the network between "
     "them"
@@ -61,6 +65,7 @@ class SignedGroup:
         self._rank, self._size = dist.get_rank(group), dist.get_world_size(group)
         self._key = hashlib.sha256(job_secret()).digest()
         self._count = 0
+        self._store: dist.Store = _get_default_store()
 
     def agree(self) -> None:
         """Make a key of this group's own: no message of another group is taken for one of it."""
@@ -102,6 +107,28 @@ class SignedGroup:
         received = value if first else self._read(0, frame, rest[:length])
         self._count += 1
         return received
+
+    def say_why(self, reason: str) -> None:
+        """Leave word in the job's store of why this rank has failed; not collective."""
+        text = json.dumps([self._rank, reason]).encode()
+        signature = hmac.digest(self._key, text, "sha256").hex()
+        self._store.set(self._word(), signature + text.decode())  # that of the last one counts
+
+    def why(self) -> tuple[int, str] | None:
+        """The rank that has failed, and why, if it has left word; not collective."""
+        if not self._store.check([self._word()]):
+            return None
+        data = self._store.get(self._word())
+        signature, text = data[:_SIGNATURE], data[_SIGNATURE:]
+        expected = hmac.digest(self._key, text, "sha256").hex().encode()
+        if not hmac.compare_digest(signature, expected):
+            return None
+        rank, reason = json.loads(text)
+        return rank, reason
+
+    def _word(self) -> str:
+        """Where a rank of this group, and of no other, leaves word."""
+        return f"dgl_mgpu/failed/{hmac.digest(self._key, b'failed', 'sha256').hex()}"
 
     def _frame(self, data: bytes) -> torch.Tensor:
         frame = bytearray(_FRAME_BYTES)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import dgl
 import numpy as np
@@ -17,11 +17,13 @@ from dgl_mgpu.distributed.local_part import Part
 from dgl_mgpu.distributed.partition import Ownership
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.graph.relation import Compressed, Relation
-from dgl_mgpu.store.part_files import PartEdges, Rows, facts_of, read_part
+from dgl_mgpu.store.part_files import PartEdges, facts_of, read_part
+from dgl_mgpu.utils.types import CanonicalEtype
+from dgl_mgpu.utils.unused_memory import trim_heap
 
 _ACTION = "load a rank's part of a graph"
 #: Edges, and bytes of features, that are on their way from the files at a time.
-_CHUNK, _CHUNK_BYTES = 1 << 22, 1 << 26
+_CHUNK, _CHUNK_BYTES = 1 << 19, 1 << 23
 
 
 def load_partition(
@@ -60,35 +62,38 @@ def load_partition(
     """
     ranks = Communicator.of_all_machines()
 
-    def read() -> tuple[Any, torch.device]:
+    def read_files() -> tuple[Any, torch.device]:
         if exchange != AUTO:
             ExchangeStrategy.named(exchange)
         found = read_part(Path(path), ranks.rank, ranks.size, "ranks")
+        trim_heap()  # of what edges were sorted with
         return found, device_of(None, device)
 
-    files, where = ranks.run_all(_ACTION, read)
+    files, where = ranks.run_all(_ACTION, read_files)
     _check_alike({**facts_of(files), "exchange": exchange}, ranks)
     owned = {
         ntype: Ownership(None, tuple(ids.bounds.tolist())) for ntype, ids in files.nodes.items()
     }
-    parts = {
-        etype: _cut(
-            ranks.run_all(_ACTION, partial(_edges, of_type, where)),
-            owned[etype[0]],
-            owned[etype[2]],
-            int(files.edges[etype].bounds[-1]),
-            ranks,
-        )
-        for etype, of_type in files.in_edges.items()
-    }
-    graph = assemble(parts, owned, exchange, where)
-    for ntype, ownership in owned.items():
-        data = graph.nodes[ntype].data
-        for name, rows in files.features[ntype].items():
-            data[name] = ranks.run_all(_ACTION, partial(_copied, rows, where))
-        data[dgl.NID] = ownership.nodes(ranks.rank, where)
-    for etype, part in parts.items():
-        graph.edges[etype].data[dgl.EID] = part.edges
+    parts = {}
+    for etype, ids in files.edges.items():
+        read = partial(_OwnEdges.of, files.in_edges, etype, owned[etype[0]], ranks.rank, where)
+        own = ranks.run_all(_ACTION, read)
+        with ranks.told_of_errors():
+            ends = owned[etype[0]], owned[etype[2]]
+            parts[etype] = _part(own, *ends, int(ids.bounds[-1]), ranks)
+    with ranks.told_of_errors():
+        graph = assemble(parts, owned, exchange, where)
+
+    def fill() -> None:
+        for ntype, ownership in owned.items():
+            data = graph.nodes[ntype].data
+            for name, rows in files.features[ntype].items():
+                data[name] = _copied(rows, where)
+            data[dgl.NID] = ownership.nodes(ranks.rank, where)
+        for etype, part in parts.items():
+            graph.edges[etype].data[dgl.EID] = part.edges
+
+    ranks.run_all(_ACTION, fill)
     return graph
 
 
@@ -114,63 +119,82 @@ def _copied(rows: np.ndarray, where: torch.device) -> torch.Tensor:
     return copied
 
 
-def _ids(column: Rows, where: torch.device) -> torch.Tensor:
-    """Ids that are looked up in the files; int64."""
-    count = column.shape[0]
-    ids = torch.empty(count, dtype=torch.int64, device=where)
-    for begin in range(0, count, _CHUNK):
-        places = np.arange(begin, min(begin + _CHUNK, count))
-        ids[begin : begin + _CHUNK] = torch.from_numpy(column[places])
-    return ids
+class _OwnEdges(NamedTuple):
+    """A rank's own edges of a type, read from its files."""
+
+    relation: Relation  # from own and halo rows to own rows
+    eids: torch.Tensor  # int64, shape (num_edges,)
+    halo: torch.Tensor  # int64, shape (num_halo,): other ranks' nodes that edges begin at
+    halo_rows: torch.Tensor  # int64, shape (num_halo,): which of its owner's rows each is
+    wanted: list[int]  # by rank, how many of the halo's nodes it owns
+    reads: torch.Tensor  # int64, shape (own rows + num_halo,): edges that begin at each
+
+    @classmethod
+    def of(
+        cls,
+        in_edges: dict[CanonicalEtype, PartEdges],
+        etype: CanonicalEtype,
+        of_src: Ownership,
+        rank: int,
+        where: torch.device,
+    ) -> _OwnEdges:
+        """Read the edges of a type, which are taken out of ``in_edges``.
+
+        In memory are, beside what is returned, a byte for each node of all ranks and a chunk.
+        """
+        edges = in_edges.pop(etype)
+        indptr = torch.zeros(len(edges.degrees) + 1, dtype=torch.int64)
+        torch.cumsum(torch.from_numpy(edges.degrees), 0, out=indptr[1:])
+        columns = torch.empty(int(indptr[-1]), dtype=torch.int64, device=where)
+        eids = torch.empty_like(columns)
+        is_read = torch.zeros(of_src.num_nodes, dtype=torch.bool, device=where)
+        for places, sources, numbers in edges.chunks(_CHUNK):
+            chunk = slice(int(places[0]), int(places[-1]) + 1)
+            columns[chunk] = torch.from_numpy(sources)
+            eids[chunk] = torch.from_numpy(numbers)
+            is_read[columns[chunk]] = True
+        del edges  # with where each is in the file
+        trim_heap()
+        low, high = of_src.bounds[rank : rank + 2]
+        is_read[low:high] = False
+        halo = is_read.nonzero()[:, 0]
+        del is_read
+        num_rows = high - low + len(halo)
+        reads = torch.zeros(num_rows, dtype=torch.int64, device=where)
+        for chunk in columns.split(_CHUNK):
+            is_own = (chunk >= low) & (chunk < high)
+            place = torch.searchsorted(halo, chunk) + (high - low)
+            chunk.copy_(torch.where(is_own, chunk - low, place))
+            reads.index_add_(0, chunk, torch.ones_like(chunk))
+        bounds = torch.tensor(of_src.bounds, device=where)
+        wanted = torch.searchsorted(halo, bounds).diff().tolist()
+        halo_rows = halo.clone()
+        for of_owner, first in zip(halo_rows.split(wanted), of_src.bounds, strict=False):
+            of_owner -= first
+        relation = Relation(
+            num_rows, len(indptr) - 1, csc=Compressed(indptr.to(where), columns, None)
+        )
+        return cls(relation, eids, halo, halo_rows, wanted, reads)
 
 
-def _edges(
-    edges: PartEdges, where: torch.device
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Offsets of own nodes' edges, and the edges' sources and ids; int64."""
-    indptr = torch.zeros(len(edges.degrees) + 1, dtype=torch.int64)
-    torch.cumsum(torch.from_numpy(edges.degrees), 0, out=indptr[1:])
-    return indptr.to(where), _ids(edges.sources, where), _ids(edges.eids, where)
-
-
-def _cut(
-    edges: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-    of_src: Ownership,
-    of_dst: Ownership,
-    num_whole_edges: int,
-    ranks: Communicator,
+def _part(
+    own: _OwnEdges, of_src: Ownership, of_dst: Ownership, num_whole_edges: int, ranks: Communicator
 ) -> Part:
-    """A rank's part of a relation, of its own edges; others tell it what they read of its rows."""
-    indptr, columns, eids = edges
-    low, high = of_src.bounds[ranks.rank], of_src.bounds[ranks.rank + 1]
-    remote = (columns < low) | (columns >= high)
-    halo, place = torch.unique(columns[remote], return_inverse=True)
-    own = columns[~remote] - low
-    columns -= low
-    columns[remote] = place + (high - low)
-    out_degrees = torch.bincount(own, minlength=high - low)
-    owners = of_src.owners(halo)
-    wanted = torch.bincount(owners, minlength=ranks.size).tolist()
-    sending = [of_rank[ranks.rank] for of_rank in ranks.all_gather(wanted)]
-    # For each row of another rank, which of its rows it is, and how many edges here come from it.
-    bounds = torch.tensor(of_src.bounds, device=halo.device)
-    reads = torch.bincount(place, minlength=len(halo))
-    sent, of_others = ranks.all_to_all(
-        torch.stack([halo - bounds[owners], reads], 1), wanted, sending
-    ).unbind(1)
-    out_degrees.index_add_(0, sent, of_others)
+    """A rank's part of a relation; others tell it what they read of its rows."""
+    sending = [of_rank[ranks.rank] for of_rank in ranks.all_gather(own.wanted)]
+    out_degrees, of_halo = own.reads.split([of_src.count(ranks.rank), len(own.halo)])
+    sent = ranks.all_to_all(own.halo_rows, own.wanted, sending)
+    of_others = ranks.all_to_all(of_halo, own.wanted, sending)
     return Part(
         rank=ranks.rank,
         src=of_src,
         dst=of_dst,
-        relation=Relation(
-            high - low + len(halo), len(indptr) - 1, csc=Compressed(indptr, columns, None)
-        ),
-        edges=eids,
-        halo=halo,
-        wanted=wanted,
-        sent=sent.contiguous(),
+        relation=own.relation,
+        edges=own.eids,
+        halo=own.halo,
+        wanted=own.wanted,
+        sent=sent,
         sending=sending,
-        out_degrees=out_degrees,
+        out_degrees=out_degrees.index_add(0, sent, of_others),
         num_whole_edges=num_whole_edges,
     )

@@ -137,7 +137,8 @@ class LayerByLayer:
     def run(self) -> Tree:
         output, run_all = None, self.group.everyone.run_all
         if self.group.peers is not None:
-            self.blocks.count_degrees(self.plan.degrees)
+            with self.group.peers.told_of_errors():
+                self.blocks.count_degrees(self.plan.degrees)
         for layer in range(self.plan.num_layers):
             output = run_all(ASKED_LAYERS, partial(self._make_room, layer))
             run_all(ASKED_LAYERS, partial(self._run_layer, layer, output))
@@ -198,7 +199,8 @@ class LayerByLayer:
             is_kept = any(map(len, ranges.values()))
             if not is_kept:
                 ranges = self._ranges(self.length - 1, self.length)
-            batch = self._fetch(layer, output, ranges)
+            with peers.told_of_errors():
+                batch = self._fetch(layer, output, ranges)
             call = partial(self._call, batch, is_kept)
             done = peers.run_all(
                 ASKED_LAYERS, partial(unless_out_of_memory, call) if self.may_shrink else call

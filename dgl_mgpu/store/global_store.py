@@ -336,6 +336,10 @@ class GlobalStore:
         exchange: PartExchange | None = None
 
         def plan() -> tuple[StoreSchema, Bounds]:
+            with machines.told_of_errors():
+                return planned()
+
+        def planned() -> tuple[StoreSchema, Bounds]:
             nonlocal blueprint, exchange
             assert data is not None  # as require_agreement has checked
             whole = data.read()
@@ -383,18 +387,26 @@ class GlobalStore:
         schema, bounds = ranks.broadcast_from_rank0("plan the store", plan)
         data = None  # of a part, what only planning needs
         give_memory_back()  # what planning took, before the store takes its own
-        try:
-            store = build(blueprint, ranks, runtime)
-        except Exception as error:
-            if exchange is not None:
-                exchange.fail(error)
-            raise
-        try:
+        store: Store | None = None
+
+        def fill() -> Store:
+            nonlocal store
+            try:
+                store = build(blueprint, ranks, runtime)
+            except Exception as error:
+                if exchange is not None:
+                    exchange.fail(error)
+                raise
             if bounds:
                 ranks.run_all("build the store", exchange.finish if exchange else lambda: None)
+            return store
+
+        try:
+            store = machines.run_all("build the store", fill)
             calibrate(store, replace(checked, span="job" if bounds else "machine"), ranks)
         except BaseException:
-            store.close()
+            if store is not None:
+                store.close()
             raise
         others = None
         if bounds:

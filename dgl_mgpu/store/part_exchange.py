@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from dgl_mgpu.comm.communicator import Communicator, error_text, rank_failed
+from dgl_mgpu.errors import RankFailedError
 from dgl_mgpu.store.part_files import Rows
 
 #: How a machine comes to a round: it asks for rows, has all that it needs, or cannot go on.
@@ -63,7 +65,8 @@ class PartExchange:
     def fail(self, error: Exception) -> None:
         """Tell the other machines that this one cannot go on, unless one of them could not."""
         if not self._has_failed:
-            self._machines.all_gather((_FAILED, error_text(error), []))
+            with contextlib.suppress(RankFailedError):  # told within a round, or one is gone
+                self._machines.all_gather((_FAILED, error_text(error), []))
 
     def _round(
         self, state: int, table: str, ids: torch.Tensor, counts: list[int] | None
@@ -79,17 +82,18 @@ class PartExchange:
         if all(other == _DONE for other, _, _ in every):
             return None
         asked_of = [of_each[machines.rank] for _, _, of_each in every]
-        asked = machines.all_to_all(ids, counts, asked_of).split(asked_of)
-        answers = [
-            self._own_rows(name, wanted.numpy())
-            for (_, name, _), wanted in zip(every, asked, strict=True)
-        ]
-        row_bytes = self._row_bytes(table)
-        return machines.all_to_all(
-            torch.cat(answers),
-            [len(answer) for answer in answers],
-            [row_bytes * count for count in counts],
-        )
+        with machines.told_of_errors():
+            asked = machines.all_to_all(ids, counts, asked_of).split(asked_of)
+            answers = [
+                self._own_rows(name, wanted.numpy())
+                for (_, name, _), wanted in zip(every, asked, strict=True)
+            ]
+            row_bytes = self._row_bytes(table)
+            return machines.all_to_all(
+                torch.cat(answers),
+                [len(answer) for answer in answers],
+                [row_bytes * count for count in counts],
+            )
 
     def _own_rows(self, table: str, ids: np.ndarray) -> torch.Tensor:
         """Rows of this machine, as bytes."""

@@ -138,19 +138,24 @@ class PartEdges:
     num_sources: int
     first_eid: int
 
+    def chunks(self, size: int) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """Places of edges, some at a time, with their sources and ids; or InvalidInputError."""
+        for places in _runs(self.sources.shape[0], size):
+            try:
+                sources, eids = self.sources[places], self.eids[places]
+            except IndexError as error:
+                raise _unlike(f"an edge has an end that is not there ({error})") from error
+            if not 0 <= sources.min() <= sources.max() < self.num_sources:
+                raise _unlike(f"there is an edge from node {sources.max()}")
+            yield places, sources, eids
+
     def summary(self) -> EdgeSummary:
         """What is to be known of all edges, or InvalidInputError."""
         reads = np.zeros(self.num_sources, np.int64)
         lowest, highest, in_order = self.num_sources, -1, True
-        for places in _runs(self.sources.shape[0], max(_CHUNK, self.num_sources)):
-            try:
-                chunk, eids = self.sources[places], self.eids[places]
-            except IndexError as error:
-                raise _unlike(f"an edge has an end that is not there ({error})") from error
-            lowest, highest = min(lowest, int(chunk.min())), max(highest, int(chunk.max()))
-            if lowest < 0 or highest >= self.num_sources:
-                raise _unlike(f"there is an edge from node {highest}")
-            reads += np.bincount(chunk, minlength=self.num_sources)
+        for places, sources, eids in self.chunks(max(_CHUNK, self.num_sources)):
+            lowest, highest = min(lowest, int(sources.min())), max(highest, int(sources.max()))
+            reads += np.bincount(sources, minlength=self.num_sources)
             in_order &= np.array_equal(eids, places + self.first_eid)
         return EdgeSummary(reads, lowest, highest, in_order)
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import dgl
 import torch
 
+from dgl_mgpu.comm.communicator import Communicator
 from dgl_mgpu.errors import InvalidInputError, UnsupportedByStoreError
 from dgl_mgpu.ops import gather_rows, pinsage_blocks_async, pinsage_neighbors, random_walk
 from dgl_mgpu.ops.check import check_integer
@@ -208,6 +209,20 @@ class RandomWalker:
         path, start, starts, restart = (
             checked() if others is None else others.run_all(_ACTION, checked)
         )
+        machines = Communicator() if others is None else Communicator.across_machines()
+        with machines.told_of_errors():
+            return self._walk(path, start, starts, restart, prob, return_eids)
+
+    def _walk(
+        self,
+        path: list[CanonicalEtype],
+        start: str,
+        starts: torch.Tensor,
+        restart: list[float],
+        prob: str | None,
+        return_eids: bool,
+    ) -> tuple[torch.Tensor, ...]:
+        others = self.structure.others
         key = self.batch_keys.next_key({start: starts})
         weights = {etype: self._weights_of(etype, prob) for etype in path}
         views = {

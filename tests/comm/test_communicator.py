@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from dgl_mgpu.comm import communicator as exchange_module
 from dgl_mgpu.comm.communicator import Communicator
-from dgl_mgpu.errors import RankFailedError
+from dgl_mgpu.errors import InvalidInputError, RankFailedError
 from dgl_mgpu.train.launch.launch import launch
 from dgl_mgpu.utils import timeouts
 from tests.store.memory.gpu_runtimes import KINDS
@@ -102,3 +102,25 @@ def _one_does_not_answer() -> None:
 @pytest.mark.parametrize("work", [_one_does_not_come, _one_does_not_answer])
 def test_the_wait_for_a_rank_has_a_limit(work):
     launch(work, 2)
+
+
+def _one_fails_alone() -> None:
+    ranks = Communicator.of_all_machines()
+    reason = "rank 1 failed with MemoryError: there is no room"
+    if ranks.rank == 1:
+        with pytest.raises(MemoryError, match="there is no room"), ranks.told_of_errors():
+            raise MemoryError("there is no room")
+    else:
+        with pytest.raises(RankFailedError, match=reason), ranks.told_of_errors():
+            ranks.all_to_all(torch.arange(ranks.size))
+    with pytest.raises(RankFailedError, match=reason):
+        ranks.all_gather("here")
+    # What all ranks raise, or have been told of, ends nothing.
+    others = Communicator.of_this_machine()
+    with pytest.raises(InvalidInputError), others.told_of_errors():
+        raise InvalidInputError("join", "nothing", "pass something")
+    assert others.all_gather(others.rank) == list(range(others.size))
+
+
+def test_ranks_that_wait_are_told_why_another_fails():
+    launch(_one_fails_alone, 3)

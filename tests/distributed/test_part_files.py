@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import dgl
 import pytest
@@ -12,7 +13,9 @@ import torch.distributed as dist
 from dgl.nn import GATConv, GraphConv, HeteroGraphConv, SAGEConv
 
 import dgl_mgpu
+from dgl_mgpu.comm import communicator
 from dgl_mgpu.errors import InvalidInputError, RankFailedError
+from dgl_mgpu.store.part_files import TypeIds
 from tests.distributed.both import Both, same
 from tests.ranks import RankProcesses
 from tests.store.test_part_writer import _of_types, _read_by_dgl
@@ -132,3 +135,59 @@ def test_files_that_do_not_fit_are_refused(ranks: RankProcesses, tmp_path: Path)
 def _does_not_belong_together(path: str) -> None:
     with pytest.raises((InvalidInputError, RankFailedError)):
         dgl_mgpu.load_partition(path)
+
+
+def _no_room(*_: Any, **__: Any) -> None:
+    raise MemoryError("there is no room")
+
+
+def _has_no_room(path: str, name: str) -> None:
+    rank = dist.get_rank()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(communicator, "_groups", None)  # which ends
+        if rank == 1:
+            patch.setattr(f"dgl_mgpu.{name}", _no_room)
+        with pytest.raises(MemoryError if rank == 1 else RankFailedError, match="there is no room"):
+            dgl_mgpu.load_partition(path)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "store.part_files.PartEdges.chunks",
+        "distributed.part_files.Part",  # after others were told what is read here
+        "distributed.part_files._copied",
+    ],
+)
+def test_a_rank_without_room_ends_all(ranks: RankProcesses, tmp_path: Path, name: str) -> None:
+    path, _ = _partition(power_law(), tmp_path, ranks.size)
+    ranks.run(_has_no_room, path, name)
+
+
+def _has_a_short_file(path: str) -> None:
+    rank = dist.get_rank()
+    with pytest.raises(InvalidInputError if rank == 1 else RankFailedError, match=r"part1.graph"):
+        dgl_mgpu.load_partition(path)
+
+
+def test_a_short_file_is_told(ranks: RankProcesses, tmp_path: Path) -> None:
+    path, _ = _partition(power_law(), tmp_path, ranks.size)
+    file = tmp_path / "part1" / "graph.dgl"
+    file.write_bytes(file.read_bytes()[: -file.stat().st_size // 3])
+    ranks.run(_has_a_short_file, path)
+
+
+def _has_a_bad_source(path: str) -> None:
+    rank = dist.get_rank()
+    with pytest.MonkeyPatch.context() as patch:
+        if rank == 1:
+            patch.setattr(TypeIds, "of_type", lambda self, ids: ids + int(self.bounds[-1]))
+        with pytest.raises(
+            InvalidInputError if rank == 1 else RankFailedError, match="there is an edge from node"
+        ):
+            dgl_mgpu.load_partition(path)
+
+
+def test_a_bad_source_is_told(ranks: RankProcesses, tmp_path: Path) -> None:
+    path, _ = _partition(power_law(), tmp_path, ranks.size)
+    ranks.run(_has_a_bad_source, path)

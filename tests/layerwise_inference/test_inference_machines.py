@@ -129,6 +129,26 @@ def test_what_fails_on_one_machine_ends_all(ranks: RankProcesses) -> None:
     ranks.run(on_machines, "abc", _refused)
 
 
+def _no_room(*_: Any) -> None:
+    raise MemoryError("there is no room")
+
+
+def _has_no_room() -> None:
+    is_one, model = dist.get_rank() == 1, made(MODELS["graphsage"])
+    with (
+        dgl_mgpu.GlobalStore.from_dgl(homogeneous(), span="job", replica_ratio=0) as store,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        if is_one:
+            patch.setattr(OwnColumn, "take", _no_room)
+        with pytest.raises(MemoryError if is_one else RankFailedError, match="there is no room"):
+            dgl_mgpu.inference(model, store.graph, "x", batch_size=4)
+
+
+def test_a_machine_without_room_for_others_rows_ends_all(ranks: RankProcesses) -> None:
+    ranks.run(on_machines, "abc", _has_no_room)
+
+
 def _predicted(span: str, *overrides: str) -> torch.Tensor:
     config = compose([*SMALL, *overrides, f"store.span={span}", "store.replica_ratio=0.1"])
     trainer = make_trainer(config)

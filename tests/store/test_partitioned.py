@@ -144,6 +144,34 @@ def test_a_machine_that_cannot_go_on_ends_all(
     ranks.run(on_machines, "abc", _stops_within, parts[0])
 
 
+def _no_room(*_: Any, **__: Any) -> None:
+    raise MemoryError("there is no room")
+
+
+def _has_no_room(path: str, name: str) -> None:
+    rank = dist.get_rank()
+    with pytest.MonkeyPatch.context() as patch:
+        if rank == 1:
+            patch.setattr(f"dgl_mgpu.{name}", _no_room)
+        with pytest.raises(MemoryError if rank == 1 else RankFailedError, match="there is no room"):
+            GlobalStore.from_partition(path, replica_ratio=0.2)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "store.partitioned._topology",  # between what machines tell each other
+        "store.part_exchange.PartExchange._own_rows",  # within a round
+        "store.memory.tables._filler",  # before the first one
+        "store.memory.tables._map_tables",  # when all have what they asked for
+    ],
+)
+def test_a_machine_without_room_ends_all(
+    ranks: RankProcesses, parts: tuple[str, dgl.DGLGraph], name: str
+) -> None:
+    ranks.run(on_machines, "abc", _has_no_room, parts[0], name)
+
+
 def _of_other_partitions(path: str, other: str) -> None:
     with pytest.raises(InvalidInputError, match=r"the parts' nodes .* on machine 1"):
         GlobalStore.from_partition(other if dist.get_rank() == 1 else path)

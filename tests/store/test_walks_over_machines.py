@@ -94,5 +94,35 @@ def _wrong() -> None:
         store.graph.random_walk(nodes, metapath=["buys"])
 
 
+def _no_room(*_: Any, **__: Any) -> None:
+    raise MemoryError("there is no room")
+
+
+def _has_no_room(name: str) -> None:
+    g, rank, nodes = shop(), dist.get_rank(), torch.arange(40)
+    with GlobalStore.from_dgl(g, span="job", replica_ratio=0) as store:
+        with pytest.MonkeyPatch.context() as patch:
+            if rank == 1:
+                patch.setattr(f"dgl_mgpu.{name}", _no_room)
+            with pytest.raises(
+                MemoryError if rank == 1 else RankFailedError, match="there is no room"
+            ):
+                store.graph.random_walk(nodes, metapath=METAPATH)
+        with pytest.raises(RankFailedError, match="there is no room"):
+            store.graph.random_walk(nodes, metapath=METAPATH)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "store.random_walks.fingerprint_sums",  # before the first step
+        "sampling.walks.EvenStepsByRow.step",  # within one
+        "sampling.walks.draw_blocks",  # between steps
+    ],
+)
+def test_a_machine_without_room_ends_all(ranks: RankProcesses, name: str) -> None:
+    ranks.run(on_machines, "abc", _has_no_room, name)
+
+
 def test_what_is_wrong_is_told(ranks: RankProcesses) -> None:
     ranks.run(on_machines, "abc", _wrong)

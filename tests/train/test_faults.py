@@ -20,6 +20,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from dgl_mgpu import watch_machines
 from dgl_mgpu.comm.communicator import Communicator
 from dgl_mgpu.data import load
 from dgl_mgpu.errors import (
@@ -27,6 +28,7 @@ from dgl_mgpu.errors import (
     ConfigError,
     DeviceMemoryError,
     DGLMGPUError,
+    InvalidInputError,
     OutputError,
     RankFailedError,
     SharedMemoryError,
@@ -522,14 +524,40 @@ def _one_ends(folder: Path) -> None:
     ranks.all_gather(None)
 
 
-def test_all_hear_of_a_rank_that_ended_too_early(tmp_path, monkeypatch):
+def _all_hear_of_rank_1(tmp_path, monkeypatch, work):
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", str(store.port))
-    launch(_one_ends, 3, tmp_path)
+    launch(work, 3, tmp_path)
     for rank in (0, 2):
         told = (tmp_path / str(rank)).read_text()
         assert "rank 1 has ended before its work was done" in told
+
+
+def test_all_hear_of_a_rank_that_ended_too_early(tmp_path, monkeypatch):
+    _all_hear_of_rank_1(tmp_path, monkeypatch, _one_ends)
+
+
+def _one_of_a_script_ends(folder: Path) -> None:
+    watch._OWN_REPORT_SECONDS = 0.5
+    heard: queue.Queue[Exception] = queue.Queue()
+    os.environ["TORCHELASTIC_RUN_ID"] = "job"  # of this process
+    launching._leave = heard.put  # type: ignore[assignment]
+    ranks = Communicator.of_all_machines()
+    with pytest.raises(InvalidInputError, match=r"silent_after is 1\.0"), watch_machines(1.0):
+        pass
+    with contextlib.suppress(KeyError), watch_machines():
+        ranks.all_gather(None)
+        if ranks.rank == 1:
+            raise KeyError("lost")
+        (folder / str(ranks.rank)).write_text(str(heard.get(timeout=100)))
+    ranks.all_gather(None)
+
+
+def test_a_script_ends_when_a_rank_is_lost(tmp_path, monkeypatch):
+    with pytest.raises(InvalidInputError, match="torchrun has not started"), watch_machines():
+        pass
+    _all_hear_of_rank_1(tmp_path, monkeypatch, _one_of_a_script_ends)
 
 
 # -- ranks that were told different things, as those of torchrun may be ----------------------------

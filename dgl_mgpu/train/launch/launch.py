@@ -31,10 +31,10 @@ from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 from dgl_mgpu.comm.communicator import Communicator
 from dgl_mgpu.comm.loopback import connections_are_ours
 from dgl_mgpu.comm.signing import set_job_secret
-from dgl_mgpu.errors import DGLMGPUError, LimitError, RankFailedError
+from dgl_mgpu.errors import DGLMGPUError, InvalidInputError, LimitError, RankFailedError
 from dgl_mgpu.machine.shared_memory import free_shared_bytes
 from dgl_mgpu.train.launch.hangs import HangMonitor, HangWatch, Heartbeats
-from dgl_mgpu.train.launch.peer_monitor import PeerMonitor
+from dgl_mgpu.train.launch.peer_monitor import SILENT_SECONDS, PeerMonitor
 from dgl_mgpu.train.launch.preemption import DeferredSignals, Stopped, blocked
 from dgl_mgpu.train.launch.process_group import (
     children_of,
@@ -511,6 +511,57 @@ def _watching_others(hang_after: float | None) -> Iterator[Heartbeat]:
 
             watching.enter_context(HangWatch(monitor, own, end_all))
         yield own
+
+
+@contextlib.contextmanager
+def watch_machines(silent_after: float = 15.0) -> Iterator[None]:
+    """End this process when another rank of its job is lost: for scripts that torchrun has started.
+
+    Collective: every rank uses it as a context manager, around all that ranks do together.  A rank
+    that raises, or is killed, closes its connections, by which gloo knows; but those to a machine
+    that loses power or the network, or is stopped, stay open, and NCCL waits in any case.  So a
+    thread of each rank writes to torchrun's store every second, and looks for the others' word.
+    Who misses some ends with a RankFailedError on stderr and status 1, and so do all who can still
+    be reached, whatever they wait for.  ``dgl-mgpu train`` does this by itself.
+
+    Parameters
+    ----------
+    silent_after : float
+        Seconds, at least 15, without word of a rank after which it is lost.  One that holds
+        Python's lock for so long, in a function of C that keeps it, is taken for lost, too.
+
+    Raises
+    ------
+    InvalidInputError
+        If torchrun has not started this process, ``torch.distributed`` is not initialised, or
+        ``silent_after`` is less.
+    RankFailedError
+        If torchrun's store cannot be reached.
+
+    Examples
+    --------
+    >>> torch.distributed.init_process_group("cpu:gloo,cuda:nccl")
+    >>> with dgl_mgpu.watch_machines():
+    ...     store = dgl_mgpu.GlobalStore.from_partition("parts/mine.json")
+    ...     train(store)
+    """
+    action = "watch the machines of a job"
+    if not under_torchrun():
+        raise InvalidInputError(
+            action, "torchrun has not started this process", "start the script by torchrun"
+        )
+    if not silent_after >= SILENT_SECONDS:
+        raise InvalidInputError(
+            action,
+            f"silent_after is {silent_after!r}",
+            f"pass {SILENT_SECONDS:g} seconds or more",
+        )
+    everyone = Communicator.of_all_machines()
+    if everyone.size == 1:
+        yield
+        return
+    with PeerMonitor(everyone, Heartbeat(), silent_after, _leave):
+        yield
 
 
 @contextlib.contextmanager

@@ -34,8 +34,8 @@ from dgl_mgpu.utils import safe_json
 from dgl_mgpu.utils.stages import Heartbeat
 
 _BEAT_SECONDS = 1.0
-# For how long a rank's beats may be missing, or the store may not answer.
-_SILENT_SECONDS = 15.0
+#: For how long a rank's beats may be missing, or the store may not answer.
+SILENT_SECONDS = 15.0
 # A look that comes later than this was delayed, as beats may have been: a suspended job.
 _LATE_SECONDS = 2.0
 # How long the other ranks get to report the end of a rank themselves, and to read a report.
@@ -74,7 +74,7 @@ class PeerMonitor:
         on_loss: Callable[[RankFailedError], Any],
     ) -> None:
         self._rank, self._own, self._on_loss = ranks.rank, own, on_loss
-        self._longest = max(_SILENT_SECONDS, math.inf if hang_after is None else hang_after)
+        self._longest = max(SILENT_SECONDS, math.inf if hang_after is None else hang_after)
         action = "watch the other ranks"
         token = ranks.broadcast_from_rank0(action, lambda: secrets.token_hex(32))
         # The token has crossed the network; the job's secret, if there is one, has not.
@@ -154,7 +154,7 @@ class PeerMonitor:
                 time.sleep(_OWN_REPORT_SECONDS)  # ranks that hear of it otherwise say more
             if self._end:
                 return
-            if self._lost_store is not None or unanswered >= _SILENT_SECONDS:
+            if self._lost_store is not None or unanswered >= SILENT_SECONDS:
                 self._on_loss(self._store_is_lost())
                 return
             if read.report != _NO_REPORT.encode():
@@ -182,7 +182,7 @@ class PeerMonitor:
                 return _loss(f"rank {rank} has ended before its work was done")
             if state in (_DONE, _FAILED, _TOLD):
                 continue
-            if silent >= (_SILENT_SECONDS if state == _STEP else self._longest):
+            if silent >= (SILENT_SECONDS if state == _STEP else self._longest):
                 return _loss(
                     f"rank {rank} is silent for {silent:.0f} s: it is stopped, or its machine, or "
                     "the way to it, is lost"
@@ -192,7 +192,7 @@ class PeerMonitor:
     def _store_is_lost(self) -> RankFailedError:
         error = self._lost_store
         how = (
-            f"does not answer for {_SILENT_SECONDS:g} s"
+            f"does not answer for {SILENT_SECONDS:g} s"
             if error is None
             else f"is gone ({str(error).partition(chr(10))[0]})"
         )
@@ -208,7 +208,7 @@ class PeerMonitor:
         deadline = time.monotonic() + _TELL_SECONDS
         while time.monotonic() < deadline and self._lost_store is None:
             read = self._read
-            awaited = [n for n, silent in self._silent.items() if silent < _SILENT_SECONDS]
+            awaited = [n for n, silent in self._silent.items() if silent < SILENT_SECONDS]
             states = {read.beats[rank].partition(" ")[0] for rank in awaited}
             if read.state == _TOLD and states <= {_TOLD, _DONE, _FAILED}:
                 return

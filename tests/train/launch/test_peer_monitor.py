@@ -75,7 +75,7 @@ def server(monkeypatch) -> Iterator[list[dist.TCPStore]]:
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", str(store.port))
     for name, seconds in {
-        "_BEAT_SECONDS": 0.05, "_SILENT_SECONDS": 1.0, "_LATE_SECONDS": 0.2,
+        "_BEAT_SECONDS": 0.05, "SILENT_SECONDS": 1.0, "_LATE_SECONDS": 0.2,
         "_OWN_REPORT_SECONDS": 0.3, "_TELL_SECONDS": 5.0,
     }.items():  # fmt: skip
         monkeypatch.setattr(watch, name, seconds)
