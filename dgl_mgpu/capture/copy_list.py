@@ -129,6 +129,8 @@ class CopyList:
         kernel = Kernel("copy_list.cu", f"dgl_mgpu::copy_list<{c_type(self._dtype)}, {items}>")
         _, size, first, *_ = words[-_WORDS:]
         chunks = first + -(-size // _CHUNK)
+        if not chunks:
+            return  # rows without bytes alone
         blocks = min(chunks, 8 * gpu.driver.num_sms(self._device))
         kernel(
             blocks, 256, packed([count, chunks, *words, *[0] * (items * _WORDS - len(words))]),

@@ -9,11 +9,12 @@ rank that cannot ask says so in its place.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from dataclasses import replace as with_fields
-from typing import NamedTuple, NoReturn, TypeVar
+from typing import Any, NamedTuple, NoReturn, ParamSpec, TypeVar
 
 import torch
 
@@ -40,6 +41,7 @@ from dgl_mgpu.store.rounds import Asked, Rounds, Spans, Vectors, Wanted, notes_o
 from dgl_mgpu.utils.types import CanonicalEtype
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 #: Nodes whose weights are looked at together.
 _CHECKED = 1 << 20
@@ -74,6 +76,18 @@ class TableRead(NamedTuple):
     ids: torch.Tensor
     dtype: torch.dtype
     out: torch.Tensor | None = None
+
+
+def _told_of_errors(method: Callable[P, T]) -> Callable[P, T]:
+    """A collective method, of whose errors others are told, so that they do not wait for it."""
+
+    @functools.wraps(method)
+    def told(*arguments: P.args, **options: P.kwargs) -> T:
+        others: Any = arguments[0]
+        with others._machines.told_of_errors():
+            return method(*arguments, **options)
+
+    return told
 
 
 class OtherMachines:
@@ -123,6 +137,7 @@ class OtherMachines:
         """The nodes of a type that this machine owns."""
         return self._owned[ntype]
 
+    @_told_of_errors
     def gather_owned(
         self, name: str, ntype: str, rows: torch.Tensor, ids: torch.Tensor
     ) -> torch.Tensor:
@@ -159,6 +174,7 @@ class OtherMachines:
         (every,) = self._machines.all_gather_cat("add up numbers of machines", [numbers[None]])
         return every.sum(0, dtype=numbers.dtype)
 
+    @_told_of_errors
     def gather(self, reads: Sequence[TableRead]) -> list[GatheredRows]:
         """Rows of nodes, wherever they are, of some tables; collective.
 
@@ -257,6 +273,7 @@ class OtherMachines:
             address=0,
         )
 
+    @_told_of_errors
     def sample_etype_neighbors(
         self,
         prob: str | None,
@@ -377,11 +394,12 @@ class OtherMachines:
         hops = Hops(what, notes_of(what, key), self._rounds.messages, options, most_of_all)
 
         def launch() -> None:
-            with space.lock:
+            with self._machines.told_of_errors(), space.lock:
                 hops.launch(batch, asked)
 
         def finish() -> list[EtypeBlock]:
-            heads, sampled = batch.finish()
+            with self._machines.told_of_errors():
+                heads, sampled = batch.finish()
             if hops.had_room(heads):
                 return blocks(etype, sampled)
             again = self.sample_hops_async(views, seeds, fanouts, key, replace=replace)

@@ -678,6 +678,30 @@ def test_what_is_wrong_on_one_rank_is_told_on_all(ranks: RankProcesses) -> None:
     ranks.run(on_machines, "abc", _wrong_on_one_rank)
 
 
+def _no_room(*_: Any, **__: Any) -> None:
+    raise MemoryError("there is no room")
+
+
+def _has_no_room(name: str) -> None:
+    rank, g = dist.get_rank(), power_law()
+    with GlobalStore.from_dgl(g, span="job", replica_ratio=0) as store:
+        with pytest.MonkeyPatch.context() as patch:
+            if rank == 1:
+                patch.setattr(f"dgl_mgpu.store.remote.{name}", _no_room)
+            with pytest.raises(
+                MemoryError if rank == 1 else RankFailedError, match="there is no room"
+            ):
+                _batches(store.graph, torch.arange(50), NeighborSampler([3]))
+                store.gather("feat", torch.arange(NODES))
+        with pytest.raises(RankFailedError, match="there is no room"):
+            store.gather("feat", torch.arange(5))
+
+
+@pytest.mark.parametrize("name", ["gather_rows", "sample_neighbors"])
+def test_a_rank_without_room_is_told_of_on_all(ranks: RankProcesses, name: str) -> None:
+    ranks.run(on_machines, "abc", _has_no_room, name)
+
+
 def _unlike_machines(change: str) -> None:
     g, options = power_law(), {"replica_ratio": 0.1}
     if dist.get_rank() == 1:
