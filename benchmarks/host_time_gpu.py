@@ -29,16 +29,8 @@ import dgl  # isort: skip
 
 from benchmarks.gpu import PowerLaw, this_device
 from benchmarks.machine import keep
-from benchmarks.unmodified_gpu import (
-    CLASSES,
-    WARM_UP,
-    WINDOW,
-    Case,
-    made_graph,
-    require_captured,
-    sage,
-    script,
-)
+from benchmarks.unmodified_gpu import WARM_UP, WINDOW, require_captured
+from benchmarks.unmodified_scripts import CLASSES, Case, made_graph, sage, script
 
 CASES = Case(sage, 1024, (25, 10)), Case(sage, 1024, (15, 10, 5))
 #: Calls of one small operation after another.
@@ -50,7 +42,8 @@ def statements(
     g: dgl.DGLGraph, case: Case, mode: str, steps: int
 ) -> tuple[Mapping[str, float], float]:
     """Microseconds of the host for each statement, and of a step with the GPU's; medians."""
-    loader, model, optimizer = script(g, case, mode, steps)
+    dgl_mgpu.capture_models(mode == "captured")
+    loader, model, optimizer, _ = script(g, case, steps + WARM_UP)
     batches, taken, windows = iter(loader), [], []
     for number in range(steps + WARM_UP):
         if number >= WARM_UP and number % WINDOW == 0:
@@ -82,7 +75,8 @@ def statements(
 
 def operations(g: dgl.DGLGraph, case: Case, steps: int) -> dict[str, dict[str, Any]]:
     """Microseconds of the host for small operations between a captured step's batch and model."""
-    loader, model, optimizer = script(g, case, "captured", steps)
+    dgl_mgpu.capture_models()
+    loader, _, optimizer, loss_of = script(g, case, steps + WARM_UP)
     rows, event = torch.zeros(1024, device=this_device()), torch.cuda.Event()
     calls: dict[str, Callable[[], object]] = {
         "allocate": lambda: torch.empty(1024, device=rows.device),
@@ -91,7 +85,7 @@ def operations(g: dgl.DGLGraph, case: Case, steps: int) -> dict[str, dict[str, A
         "make a view": lambda: rows.narrow(0, 1, 5),
     }
     taken: dict[str, list[list[float]]] = {name: [] for name in calls}
-    for number, (_, _, blocks) in enumerate(loader):
+    for number, batch in enumerate(loader):
         for name, call in calls.items():
             times = [time.perf_counter()]
             for _ in range(_IN_A_ROW):
@@ -99,10 +93,10 @@ def operations(g: dgl.DGLGraph, case: Case, steps: int) -> dict[str, dict[str, A
                 times.append(time.perf_counter())
             if number >= WARM_UP:
                 taken[name].append(times)
-        scores = model(blocks, blocks[0].srcdata["feat"])
-        F.cross_entropy(scores, blocks[-1].dstdata["label"]).backward()
-        optimizer.step()
         optimizer.zero_grad()
+        loss_of(batch).backward()
+        optimizer.step()
+    require_captured(case)
     dgl_mgpu.capture_models(False)
     turns = [f"call {number}" for number in range(1, _IN_A_ROW + 1)]
     return {
