@@ -53,8 +53,9 @@ def train(
 ) -> tuple[float, list[float], float | None]:
     """Milliseconds of a step (median), the losses, and milliseconds of kernels in a step."""
     dgl_mgpu.capture_models(mode == "captured")
+    of = script(g, case, steps + WARM_UP)
     losses, times, profile = [], [], None
-    for number, loss in enumerate(_steps(script(g, case, steps + WARM_UP), mode)):
+    for number, loss in enumerate(_steps(of, mode)):
         losses.append(loss.detach().clone())
         if (number + 1) % WINDOW == 0:
             torch.cuda.synchronize()

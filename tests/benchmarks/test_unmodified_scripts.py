@@ -36,7 +36,7 @@ def test_losses_fall(g, case):
         loss.backward()
         of.optimizer.step()
         losses.append(loss.item())
-    assert min(losses) < 0.9 * losses[0]
+    assert losses[-1] < losses[0]
     assert len(of.loader) == STEPS
 
 
