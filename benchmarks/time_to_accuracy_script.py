@@ -64,7 +64,7 @@ def train(told, g, train_ids, valid_ids, device, seed, most_steps, most_seconds,
     classes = int(g.ndata["label"].max()) + 1
     model = SAGE(g.ndata["feat"].shape[1], told.hidden, classes, len(told.fanouts)).to(device)
     if several:
-        model = DistributedDataParallel(model, device_ids=[device.index])
+        model = DistributedDataParallel(model)
     optimizer = torch.optim.Adam(model.parameters(), lr=told.lr, fused=device.type == "cuda")
     sampler = NeighborSampler(told.fanouts, prefetch_node_feats=["feat"], prefetch_labels=["label"])
     to = {"device": device, "use_uva": told.place == "pinned", "batch_size": told.batch}
@@ -98,9 +98,7 @@ def train(told, g, train_ids, valid_ids, device, seed, most_steps, most_seconds,
     curve, seconds, steps = [], 0.0, 0
     wait()
     begin = time.perf_counter()
-    for epoch in itertools.count():
-        if several:
-            loader.set_epoch(epoch)
+    while True:
         for _, _, blocks in loader:
             scores = model(blocks, blocks[0].srcdata["feat"])
             loss = F.cross_entropy(scores, blocks[-1].dstdata["label"])
@@ -155,8 +153,9 @@ def work(rank, told, g, train_ids, valid_ids):
         train_ids, valid_ids = train_ids.to(device), valid_ids.to(device)
     if told.gpus > 1:
         dist.init_process_group(
-            "nccl", init_method=told.meeting_point, rank=rank, world_size=told.gpus
-        )
+            "gloo" if told.place == "host" else "nccl",
+            init_method=told.meeting_point, rank=rank, world_size=told.gpus,
+        )  # fmt: skip
     if told.place == "gpu":
         g = g.to(device)
     data = g, train_ids, valid_ids, device
@@ -190,7 +189,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--graph", required=True, help="what benchmarks.time_to_accuracy wrote")
     parser.add_argument("--place", choices=("host", "pinned", "gpu"), required=True)
-    parser.add_argument("--gpus", type=int, default=1)
+    parser.add_argument("--gpus", type=int, default=1, help="or ranks, with the graph on the host")
     parser.add_argument(
         "--settings", nargs="+", type=setting_of, default=[(0, torch.get_num_threads())],
         help="workers:threads",

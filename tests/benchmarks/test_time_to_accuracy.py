@@ -105,6 +105,22 @@ def test_the_fastest_setting_runs_until_its_seconds_are_over(tmp_path, monkeypat
     assert tried[figure["setting"]] == min(tried.values())
 
 
+def test_two_ranks_train_together_and_stop_at_the_same_step(tmp_path) -> None:
+    options = argparse.Namespace(nodes=8000, edges=120_000, train=4000)
+    time_to_accuracy.write_graph(tmp_path / "graph.pt", options)
+    words = (
+        "--store=off --capture=off benchmarks/time_to_accuracy_script.py --place host --gpus 2 "
+        "--fanouts 10 10 --batch 256 --hidden 32 --lr 1e-3 --every 4 --level 0.6 "
+        "--most-steps 200 --seconds 60 --seeds 0 1"
+    )
+    out = tmp_path / "found.json"
+    told = ["--graph", tmp_path / "graph.pt", "--meeting-point", f"file://{tmp_path}/meeting"]
+    command = [sys.executable, "-m", "dgl_mgpu", *words.split(), *map(str, told), "--out", str(out)]
+    subprocess.run(command, check=True)
+    curves = json.loads(out.read_text())["curves"]
+    assert len(curves) == 2 and all(each[-1]["accuracy"] >= 0.6 for each in curves)
+
+
 def test_a_way_that_fails_is_said_and_the_others_are_timed(tmp_path, monkeypatch, capsys) -> None:
     tried = []
 
