@@ -1,9 +1,9 @@
 """Claim: sampling a mini-batch on GPUs is at least 3 times as fast as pylibwholegraph.
 
 All hops with append-unique, on a graph (``--graph``) whose topology is partitioned over all GPUs
-(``gpu``), with all of it in host memory (``host``), and with half of it there, where the peer, which
-has no halves, has all of it (``half``, at least twice as fast; not like with like).  All ranks at
-once, contenders in turns with seeds of their own.
+(``gpu``), with all of it in host memory (``host``), and with half of it there (``half``, at least
+twice as fast), where the peer, which has no halves, has all of it: not like with like.  All ranks
+at once, contenders in turns with seeds of their own.
 
 No time is reported for a sample that is not right.
 

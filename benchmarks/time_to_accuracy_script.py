@@ -4,11 +4,11 @@ It knows nothing of dgl_mgpu; :mod:`benchmarks.time_to_accuracy` has ``python -m
 Training is timed, with all that a step does; the validation nodes' accuracy between steps is not.
 Their neighbours are sampled once, before.  It writes to a file of JSON
 
-- ``curves``: of each seed, accuracies, steps and seconds.  A first, short run does not count.  After
-  ``--seconds`` of training, of all seeds together, no other begins, and the one under way ends; it
-  is kept if it is the only one.
-- ``setting``: workers that sample and threads of the model.  Of several ``--settings`` it is the one
-  with the shortest step in an epoch, workers' start included.
+- ``curves``: of each seed, accuracies, steps and seconds.  A first, short run does not count.
+  After ``--seconds`` of training, of all seeds together, no other begins, and the one under way
+  ends; it is kept if it is the only one.
+- ``setting``: workers that sample and threads of the model.  Of several ``--settings`` it is the
+  one with the shortest step in an epoch, workers' start included.
 - ``step_ms_by_setting``: each one's milliseconds of a step, if there are several.
 """
 
