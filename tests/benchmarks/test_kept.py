@@ -140,6 +140,19 @@ def test_a_page_that_would_hide_something_is_an_error(page_of, asked, found) -> 
         page_of(**asked)
 
 
+def test_columns_of_results_to_come_may_be_empty(page_of, tmp_path: Path) -> None:
+    """Until they are there."""
+    tables = "\n    - columns: {ours: [ours], to come: [hours]}\n"
+    awaiting = "[r.json]\n    awaited: [new.json]"
+    assert "to come" not in page_of(tables, awaiting)
+    (tmp_path / "new.json").write_text(json.dumps(RESULT))
+    with pytest.raises(DataFormatError, match=r"\['to come'\].*nothing at their paths"):
+        page_of(tables, awaiting)
+    hours = [{"case": "a", "ours": 1, "hours": 2}]
+    (tmp_path / "new.json").write_text(json.dumps({**RESULT, "figures": hours}))
+    assert "| a | 1 | 2 |" in page_of(tables, awaiting)
+
+
 def ratios(file: str, of: str, case: str = "", key: str = "ratio_to_peer") -> list[float]:
     """Of the figures of a kept file whose ``of`` begins with ``case``."""
     figures = json.loads((KEPT / file).read_text())["figures"]
