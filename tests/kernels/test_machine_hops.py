@@ -120,7 +120,11 @@ def test_machines_tell_of_too_little_room(where, rooms):
     found, _ = sampled(where, torch.int64, rooms)
     needed = found[0][0][0]
     assert all(needed == of for batches in found for of, _ in batches)
-    assert any(used > room for pair in zip(needed, rooms, strict=True) for used, room in zip(*pair))
+    assert any(
+        used > room
+        for of in zip(needed, rooms, strict=True)
+        for used, room in zip(*of, strict=True)
+    )
 
 
 def test_rooms_are_those_of_the_longest_message(where):
