@@ -33,7 +33,7 @@ _UNSIGNED = (
 )
 
 _ACTION = "exchange with the machine's other ranks"
-_INTEGERS = torch.int32, torch.int64
+_INTEGERS = torch.int32, torch.int64, torch.uint8
 
 # How long GPUs wait for each other's tensors, which all ranks were about to send; then NCCL ends
 # the process, which cannot be notified in any other way.
@@ -134,20 +134,22 @@ class Communicator:
         rows: torch.Tensor,
         sending: Sequence[int] | None = None,
         receiving: Sequence[int] | None = None,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Send each rank its rows, and return those that the ranks send here, by rank.
 
         From GPU to GPU (NCCL) where every rank has ``rows`` on a GPU of its own, else over the
         hosts (gloo).  ``rows``, of shape (n, ...), are contiguous and have the same dtype and row
         shape on all ranks.  ``sending`` and ``receiving`` count those for and from each rank; left
-        out, they are as many for and from all.
+        out, they are as many for and from all.  ``out`` are integers as ``rows``, and get what is
+        received.
         """
         if self.size == 1:
             return rows
         # Collectives do not know all types.
         numbers = rows if rows.dtype in _INTEGERS else as_bytes(rows)
         count = len(rows) if receiving is None else sum(receiving)
-        received = numbers.new_empty(count, *numbers.shape[1:])
+        received = numbers.new_empty(count, *numbers.shape[1:]) if out is None else out
         direct = self._has_own_gpus(rows.device)
         if numbers.shape[1:].numel():
             sent = numbers if direct else numbers.cpu()
@@ -161,7 +163,8 @@ class Communicator:
                     group=self._gpu_group if direct else group.group,
                 )
             )
-            received = arrived.to(rows.device)
+            if arrived is not received:
+                received.copy_(arrived)
         if numbers is rows:
             return received
         return received.view(rows.dtype).reshape(len(received), *rows.shape[1:])

@@ -24,8 +24,8 @@ def test_two_ranks_are_two_machines(tmp_path):
     assert ran.returncode == 0, ran.stderr
     rows, step = json.loads(out.read_text())["figures"]
     assert rows["case"] == "200 rows of 512 B" and rows["ceiling"] > 0
-    # Two hops of two each, what is asked of features and labels, their rows, and now and then more.
-    assert 7 <= step["more"]["collectives_a_batch"]["all_to_all_single"] <= 11
+    # Two hops, and features with labels, of two each, and now and then more.
+    assert 6 <= step["more"]["collectives_a_batch"]["all_to_all_single"] <= 10
     calls = step["more"]["calls_a_batch"]
     assert 7 <= calls["waits"] < calls["operators"]
     assert 0.1 < step["more"]["remote_share_of_rows"] < 0.5
