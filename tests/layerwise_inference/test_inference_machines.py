@@ -154,7 +154,8 @@ def test_a_machine_without_room_for_others_rows_ends_all(ranks: RankProcesses) -
 
 
 def _predicted(span: str, *overrides: str) -> torch.Tensor:
-    config = compose([*SMALL, *overrides, f"store.span={span}", "store.replica_ratio=0.1"])
+    options = f"store.span={span}", "store.replica_ratio=0.1", "store.device=auto"
+    config = compose([*SMALL, *overrides, *options])
     trainer = make_trainer(config)
     for _ in trainer.run_epoch(last=False):
         pass
@@ -165,13 +166,16 @@ def _predicted(span: str, *overrides: str) -> torch.Tensor:
 
 def _predicted_alike(*overrides: str) -> None:
     found, expected = _predicted("job", *overrides), _predicted("machine", *overrides)
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    # Of a model that was trained, by GPUs with gradients that are added up in any order.
+    tolerance = 2e-2 if torch.cuda.is_available() else 1e-5
+    torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
 
 
 # The last round has no batch for some ranks.
+@on_gpus_too
 @pytest.mark.parametrize("model", ["model=graphsage", "model=rgcn", "model.inputs=learned"])
 def test_predictions_are_those_of_a_copy_on_each_machine(
     ranks: RankProcesses, data: str, model: str
 ) -> None:
-    options = data, model, "trainer.batch_size=80", "trainer.ranks=3"
+    options = data, model, "trainer.batch_size=80", f"trainer.ranks={ranks.size}"
     ranks.run(on_machines, "abc", _predicted_alike, *options)
