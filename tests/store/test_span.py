@@ -92,7 +92,7 @@ def _batches(graph: StoreGraph, seeds: Any, sampler: Any) -> list[tuple]:
 
 
 def _assert_same_batches(g: dgl.DGLGraph, spanning: GlobalStore, sampler: Any, seeds: Any) -> None:
-    """As a store of one machine makes them, on its CPU; each rank has seeds of its own; also none."""
+    """As a store of one machine on the CPU makes them; each rank has seeds of its own, or none."""
     with GlobalStore.from_dgl(g, seed=5, device="cpu") as whole:
         expected = _batches(whole.graph, seeds, sampler)
         found = _batches(spanning.graph, seeds, sampler)
@@ -330,8 +330,8 @@ def _of_edges() -> None:
         negative_sampler=PerSourceUniform(2),
     )
     found = []
-    for span, device in ("machine", "cpu"), ("job", "auto"):
-        options = {"seed": 5, "span": span, "replica_ratio": 0.1, "edges": True, "device": device}
+    for of_span in {"span": "machine", "device": "cpu"}, {"span": "job", "replica_ratio": 0.1}:
+        options = {"seed": 5, "edges": True, **of_span}
         with GlobalStore.from_dgl(g, **options) as store:
             torch.manual_seed(rank)
             found.append(_batches(store.graph, seeds, sampler))
