@@ -79,6 +79,7 @@ GPU_TESTS := tests/kernels $(shell find tests -name "test_*_gpu.py" ! -path "tes
 	comm/test_communicator.py store/test_calibration.py store/test_row_updates.py store/memory/test_staging.py)
 # Their tests on a GPU have it in their names; the others run without one as well.
 GPU_TESTS_BY_NAME := $(addprefix tests/, capture distributed layerwise_inference models train/fullgraph graph sampling \
+	store/test_span.py store/test_partitioned.py store/test_walks_over_machines.py faults/test_lost_machines.py \
 	dgl/nn dgl/test_invalid_input.py dgl/test_padding.py dgl/test_sparse_adam.py)
 test-gpu: export DGL_MGPU_REQUIRE_GPU = 1
 test-gpu: export OMP_NUM_THREADS = 1

@@ -49,8 +49,8 @@ def load_partition(
     -------
     PartitionedGraph
         As :func:`dgl_mgpu.partition_graph` gives it, of int64 ids, with the features of this rank's
-        nodes in the dtypes of the files; those of edges are not read.  ``ndata[dgl.NID]`` and
-        ``edata[dgl.EID]`` have the partition's numbers of its nodes and edges, int64.
+        nodes and edges in the dtypes of the files.  ``ndata[dgl.NID]`` and ``edata[dgl.EID]`` have
+        the partition's numbers of its nodes and edges, int64.
 
     Raises
     ------
@@ -91,7 +91,10 @@ def load_partition(
                 data[name] = _copied(rows, where)
             data[dgl.NID] = ownership.nodes(ranks.rank, where)
         for etype, part in parts.items():
-            graph.edges[etype].data[dgl.EID] = part.edges
+            data, first = graph.edges[etype].data, int(files.edges[etype].bounds[ranks.rank])
+            for name, rows in files.edge_features[etype].items():
+                data[name] = _copied(rows, where, part.edges - first)
+            data[dgl.EID] = part.edges
 
     ranks.run_all(_ACTION, fill)
     return graph
@@ -108,14 +111,19 @@ def _check_alike(facts: dict[str, str], ranks: Communicator) -> None:
             )
 
 
-def _copied(rows: np.ndarray, where: torch.device) -> torch.Tensor:
-    """Mapped rows on a device, of which the host holds some at a time."""
+def _copied(
+    rows: np.ndarray, where: torch.device, places: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Mapped rows on a device, those at some places, of which the host holds some at a time."""
     like = torch.from_numpy(rows[:0].copy())
     copied = torch.empty(rows.shape, dtype=like.dtype, device=where)
     row_bytes = max(1, rows[:1].nbytes)
     step = max(1, _CHUNK_BYTES // row_bytes)
     for begin in range(0, len(rows), step):
-        copied[begin : begin + step] = torch.from_numpy(rows[begin : begin + step].copy())
+        some: slice | np.ndarray = slice(begin, begin + step)
+        if places is not None:
+            some = places[some].cpu().numpy()
+        copied[begin : begin + step] = torch.from_numpy(rows[some].copy())
     return copied
 
 

@@ -196,7 +196,7 @@ class GlobalStore:
 
         Each machine reads its own part alone, the one of its number; a store has ``span='job'``.
         Node and edge ids are those that the partition gave them, ``orig_id`` of the graph on disk
-        has those before.  Node features are stored; edge features are not.
+        has those before.  Features of edges are whole on each machine.
 
         Collective: every rank calls it.  What is not listed here, and errors, are as for
         :meth:`from_dgl`.

@@ -9,10 +9,10 @@ that only where the files have them in another one.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import dgl
 import numpy as np
@@ -20,6 +20,8 @@ import numpy as np
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.graph.host.files import MappedGraph, map_graph, map_tensors
 from dgl_mgpu.utils.types import CanonicalEtype
+
+T = TypeVar("T")
 
 ACTION = "read a partition of DGL's"
 #: Edges looked at together.
@@ -183,6 +185,8 @@ class Part:
     in_edges : dict of (str, str, str) to PartEdges
     features : dict of str to dict of str to ndarray, shape (num_own, ...)
         Of own nodes, by type and name.
+    edge_features : dict of (str, str, str) to dict of str to ndarray, shape (num_own, ...)
+        The same of own edges, in the order of their ids.
     """
 
     number: int
@@ -190,6 +194,7 @@ class Part:
     edges: dict[CanonicalEtype, TypeIds]
     in_edges: dict[CanonicalEtype, PartEdges]
     features: dict[str, dict[str, np.ndarray]]
+    edge_features: dict[CanonicalEtype, dict[str, np.ndarray]]
 
 
 def read_part(path: Path, number: int, num_readers: int, readers: str = "machines") -> Part:
@@ -226,21 +231,29 @@ def read_part(path: Path, number: int, num_readers: int, readers: str = "machine
         )
     if not (_follow(list(nodes.values()), num_parts) and _follow(list(edges.values()), num_parts)):
         raise _unlike(f"the runs of ids in {path} do not follow each other, part by part")
-    own = {ntype: int(ids.bounds[number + 1] - ids.bounds[number]) for ntype, ids in nodes.items()}
-    features: dict[str, dict[str, np.ndarray]] = {ntype: {} for ntype in nodes}
     try:
-        for name, rows in map_tensors(files["node_feats"]).items():
-            ntype, _, feature = name.rpartition("/")
-            features[ntype or next(iter(nodes))][feature] = rows
+        features = _read_features(files["node_feats"], number, nodes, str)
+        edge_features = _read_features(files["edge_feats"], number, edges, _canonical)
         graph = map_graph(files["part_graph"])
         in_edges = _read_edges(graph, number, nodes, edges)
     except (IndexError, KeyError) as error:
         raise _unlike(f"part {number} lacks something ({error!r})") from error
-    for ntype, of_type in features.items():
-        for feature, rows in of_type.items():
-            if len(rows) != own[ntype]:
-                raise _unlike(f"'{feature}' has {len(rows):,} rows for {own[ntype]:,} nodes")
-    return Part(number, nodes, edges, in_edges, features)
+    return Part(number, nodes, edges, in_edges, features, edge_features)
+
+
+def _read_features(
+    file: str, number: int, types: Mapping[T, TypeIds], type_of: Callable[[str], T]
+) -> dict[T, dict[str, np.ndarray]]:
+    """Rows of a part's own nodes or edges, by type and name."""
+    features: dict[T, dict[str, np.ndarray]] = {of: {} for of in types}
+    for full_name, rows in map_tensors(file).items():
+        label, _, name = full_name.rpartition("/")
+        of = type_of(label) if label else next(iter(types))
+        first, stop = types[of].bounds[number : number + 2].tolist()
+        if len(rows) != stop - first:
+            raise _unlike(f"'{name}' has {len(rows):,} rows for {stop - first:,} of type {of}")
+        features[of][name] = rows
+    return features
 
 
 def facts_of(part: Part) -> dict[str, str]:
@@ -250,9 +263,11 @@ def facts_of(part: Part) -> dict[str, str]:
         facts[f"the parts' nodes of type '{ntype}'"] = str(ids.bounds.tolist())
     for etype, ids in part.edges.items():
         facts[f"the parts' edges of type {etype}"] = str(ids.bounds.tolist())
-    for ntype, features in part.features.items():
+    of_types = {str(of): rows for of, rows in part.features.items()}
+    of_types |= {str(of): rows for of, rows in part.edge_features.items()}
+    for of, features in of_types.items():
         for name, rows in features.items():
-            facts[f"rows of '{name}' of type '{ntype}'"] = f"{rows.dtype} of shape {rows.shape[1:]}"
+            facts[f"rows of '{name}' of type '{of}'"] = f"{rows.dtype} of shape {rows.shape[1:]}"
     return facts
 
 

@@ -1,7 +1,8 @@
 """A graph in parts, of which each machine reads its own: DGL's partitions.
 
-A machine has the features and in-edges of its own nodes, by ids of the whole graph.  What it keeps
-of others' nodes, the replicas, it asks their owners for while the store is filled, some at a time.
+A machine has the features and in-edges of its own nodes, by ids of the whole graph, and features of
+these edges.  What it keeps of others' nodes, the replicas, and of their edges, the features of all,
+it asks their owners for while the store is filled, some at a time.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import torch
 from dgl_mgpu.comm.communicator import Communicator
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.store.content import Content, StoreSchema
-from dgl_mgpu.store.graph_structure import node_table, topology_table
+from dgl_mgpu.store.graph_structure import edge_table, node_table, topology_table
 from dgl_mgpu.store.memory import FeatureSource, TopologySource
 from dgl_mgpu.store.memory.format import Source
 from dgl_mgpu.store.part_exchange import PartExchange
@@ -40,6 +41,10 @@ def content_of(part: Part, machines: Communicator) -> Content:
             table = node_table(ntype, name)
             bounds = part.nodes[ntype].bounds
             tables[table] = FeatureSource(exchange.rows(table, rows, bounds), ntype)
+    for etype, features in part.edge_features.items():
+        for name, rows in features.items():
+            table = edge_table(etype, name)
+            tables[table] = FeatureSource(exchange.rows(table, rows, part.edges[etype].bounds))
     return Content(
         StoreSchema(num_nodes, list(part.edges)),
         tables,

@@ -150,3 +150,14 @@ def test_a_shared_graph_is_on_the_cpu(device):
     found = dgl.hetero_from_shared_memory(f"test_shared_{os.getpid()}_{device}")
     for end, expected in zip(found.edges(), g.edges(), strict=True):
         assert torch.equal(end, expected.cpu())
+
+
+@pytest.mark.parametrize("num_nodes", [3_037_000_500, 1 << 40])
+def test_a_random_graph_has_no_more_pairs_of_nodes_than_64_bits_number(num_nodes: int) -> None:
+    with pytest.raises(InvalidInputError, match=f"draw 5 of {num_nodes**2} numbers") as raised:
+        dgl.rand_graph(num_nodes, 5)
+    assert isinstance(raised.value, dgl.DGLError)
+    with pytest.raises(InvalidInputError, match="draw 5 of"):
+        dgl.rand_bipartite("a", "to", "b", num_nodes, num_nodes, 5)
+    g = dgl.rand_graph(3_037_000_499, 5)
+    assert g.num_edges() == 5 and max(map(int, map(max, g.edges()))) < g.num_nodes()

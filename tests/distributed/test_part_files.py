@@ -20,7 +20,7 @@ from dgl_mgpu.store.part_files import TypeIds
 from tests.distributed.both import Both, same
 from tests.ranks import RankProcesses, on_gpus_too, on_machines
 from tests.store.test_part_writer import _of_types, _read_by_dgl
-from tests.store.test_partitioned import _partition
+from tests.store.test_partitioned import _partition, with_weights
 from tests.store.test_span import of_two_types, power_law
 
 
@@ -38,6 +38,8 @@ def _trains(path: str, g: dgl.DGLGraph, exchange: str) -> None:
     both = _FromFiles(g, path, exchange)
     for name, rows in g.ndata.items():
         assert torch.equal(both.pg.ndata[name].cpu(), rows[both.nodes]), name
+    for name, rows in g.edata.items():
+        assert torch.equal(both.pg.edata[name].cpu(), rows[both.edges]), name
     assert torch.equal(both.pg.in_degrees().cpu(), g.in_degrees()[both.nodes])
     x = torch.rand(g.num_nodes(), 6, dtype=torch.float64)
     for layer in (
@@ -89,6 +91,8 @@ def _trains_types(path: str, g: dgl.DGLGraph) -> None:
             same(own[ntype].grad, rows.grad[nodes[ntype]])
     for etype in g.canonical_etypes:
         eids = pg.edges[etype].data[dgl.EID].cpu()
+        for name, rows in g.edges[etype].data.items():
+            assert torch.equal(pg.edges[etype].data[name].cpu(), rows[eids]), name
         counts = torch.zeros(g.num_edges(etype), dtype=torch.int64)
         counts[eids] += 1
         dist.all_reduce(counts)
@@ -100,7 +104,8 @@ def _trains_types(path: str, g: dgl.DGLGraph) -> None:
 @on_gpus_too
 def test_parts_of_several_types_from_files(ranks: RankProcesses, tmp_path: Path) -> None:
     for number, options in enumerate([{}, {"graph_formats": ["csr"]}]):
-        path, g = _partition(of_two_types(), tmp_path / str(number), ranks.size, **options)
+        of_types = with_weights(of_two_types())
+        path, g = _partition(of_types, tmp_path / str(number), ranks.size, **options)
         ranks.run(on_machines, "abc", _trains_types, path, g)
     path = dgl_mgpu.write_partition(_of_types(), tmp_path / "written", ranks.size)
     g, _ = _read_by_dgl(path, ranks.size)

@@ -250,6 +250,13 @@ def test_files_that_do_not_belong_together_are_told(tmp_path: Path) -> None:
     assert other.is_file()
 
 
+def test_features_of_another_parts_edges_are_told(tmp_path: Path) -> None:
+    path = dgl_mgpu.write_partition(_homogeneous(), tmp_path, 2, by="order")
+    path.write_text(path.read_text().replace("part0/edge_feat.dgl", "part1/edge_feat.dgl"))
+    with pytest.raises(InvalidInputError, match=r"'number' has [\d,]+ rows for [\d,]+ of type"):
+        read_part(path, 0, 2)
+
+
 def test_rows_that_parts_cannot_have_are_told(tmp_path: Path) -> None:
     data = _homogeneous()
     data.node_features["brain"] = torch.zeros(NODES, 2, dtype=torch.bfloat16)

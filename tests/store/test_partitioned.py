@@ -37,9 +37,8 @@ def _partition(
     """Where DGL's partition is, and the graph with its ids."""
     torch.manual_seed(0)
     g = g.long()
-    for frame in (*g._node_frames, *g._edge_frames):
-        for name in "number", "w":  # DGL's partition has no types like uint16
-            frame.pop(name, None)
+    for frame in g._node_frames:
+        frame.pop("number", None)  # DGL's partition has no types like uint16
     nodes, edges = dgl.distributed.partition_graph(
         g, "g", num_parts, str(folder), part_method="random", return_mapping=True, **options
     )
@@ -57,14 +56,24 @@ def _partition(
     for ntype, before in nodes.items():
         for name, rows in g.nodes[ntype].data.items():
             renumbered.nodes[ntype].data[name] = rows[before]
+    for etype, before in edges.items():
+        for name, rows in g.edges[etype].data.items():
+            renumbered.edges[etype].data[name] = rows[before]
     return str(folder / "g.json"), renumbered
+
+
+def with_weights(g: dgl.DGLGraph) -> dgl.DGLGraph:
+    """With a weight of each edge, among their features."""
+    draw = torch.Generator().manual_seed(3)
+    for etype in g.canonical_etypes:
+        g.edges[etype].data["weight"] = torch.rand(g.num_edges(etype), generator=draw)
+    return g
 
 
 @pytest.fixture(scope="module")
 def _parts(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], tuple[str, dgl.DGLGraph]]:
-    return functools.cache(
-        lambda count: _partition(power_law(), tmp_path_factory.mktemp("parts"), count)
-    )
+    g = with_weights(power_law())
+    return functools.cache(lambda count: _partition(g, tmp_path_factory.mktemp("parts"), count))
 
 
 @pytest.fixture
@@ -81,6 +90,10 @@ def _as_one_machine(path: str, g: dgl.DGLGraph, ratio: float | str) -> None:
         assert store.graph.canonical_etypes == g.canonical_etypes
         for etype in g.canonical_etypes:
             assert store.graph.num_edges(etype) == g.num_edges(etype)
+            eids = torch.arange(rank, g.num_edges(etype), 2)
+            of_edges = store.graph.edges[etype].data
+            for name, rows in g.edges[etype].data.items():
+                assert _equal(of_edges[name][eids.to(store.device)], rows[eids])
         for ntype in g.ntypes:
             assert store.graph.num_nodes(ntype) == g.num_nodes(ntype)
             ids = torch.arange(rank, g.num_nodes(ntype), 2)
@@ -94,6 +107,8 @@ def _as_one_machine(path: str, g: dgl.DGLGraph, ratio: float | str) -> None:
             (seeds,) = seeds.values()
         for fanouts in FANOUTS, [-1]:
             _assert_same_batches(g, store, NeighborSampler(fanouts), seeds)
+        if all("weight" in g.edges[etype].data for etype in g.canonical_etypes):
+            _assert_same_batches(g, store, NeighborSampler(FANOUTS, prob="weight"), seeds)
 
 
 @on_gpus_too
@@ -107,7 +122,8 @@ def test_parts_are_the_graph(
 @on_gpus_too
 def test_parts_of_several_types_are_the_graph(ranks: RankProcesses, tmp_path: Path) -> None:
     for number, options in enumerate([{}, {"graph_formats": ["csc"]}, {"graph_formats": ["csr"]}]):
-        path, g = _partition(of_two_types(), tmp_path / str(number), ranks.size, **options)
+        of_types = with_weights(of_two_types())
+        path, g = _partition(of_types, tmp_path / str(number), ranks.size, **options)
         ranks.run(on_machines, "abc", _as_one_machine, path, g, 0.3)
 
 
@@ -116,8 +132,6 @@ def test_machines_share_what_was_written(ranks: RankProcesses, tmp_path: Path) -
     for make in _homogeneous, _of_types:
         path = write_partition(make(), tmp_path / make.__name__, ranks.size)
         g, _ = _read_by_dgl(path, ranks.size)
-        for etype in g.canonical_etypes:
-            g.edges[etype].data.pop("number", None)
         ranks.run(on_machines, "abc", _as_one_machine, str(path), g, 0.2)
 
 

@@ -102,7 +102,7 @@ def _assert_same_batches(g: dgl.DGLGraph, spanning: GlobalStore, sampler: Any, s
         ):
             assert _equal(inputs, other_inputs) and _equal(outputs, other_outputs)
             for block, other in zip(blocks, others, strict=True):
-                assert block.device == spanning.device
+                assert block.device.type == spanning.device.type
                 for etype in g.canonical_etypes:
                     for ends in zip(
                         block.edges(etype=etype), other.edges(etype=etype), strict=True
@@ -150,7 +150,7 @@ def _as_one_machine(ratio: float | str, **options: Any) -> int:
         there = ids.to(store.device)
         assert _equal(store.gather("feat", there), g.ndata["feat"][ids])
         assert _equal(store.gather("label", there.int()), g.ndata["label"][ids])
-        assert _equal(store.gather("number", there).long(), ids)
+        assert _equal(store.gather("number", there).cpu().long(), ids)
         for dtype in torch.float64, torch.float16:
             rows = store.gather("feat", there, dtype=dtype)
             assert _equal(rows, g.ndata["feat"][ids].to(dtype))
@@ -732,9 +732,9 @@ def _wrong_on_one_rank() -> None:
             raised = error if rank == 1 else RankFailedError
             with pytest.raises(raised, match="gather rows of 'feat'"):
                 store.gather("feat", ids)
-            with pytest.raises(raised, match="cannot sample neighbors"):
+            with pytest.raises(raised, match="cannot sample "):
                 store.graph.sample_neighbors(ids, 3)
-            with pytest.raises(raised, match="cannot sample neighbors"):
+            with pytest.raises(raised, match="cannot sample "):
                 _batches(store.graph, ids, NeighborSampler([3]))
         with pytest.raises(InvalidInputError, match="the same in the same order"):
             store.gather("label" if rank == 1 else "feat", good)

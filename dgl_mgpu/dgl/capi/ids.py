@@ -1,4 +1,4 @@
-"""Checks of ids and fanouts that DGL's C++ does not make.
+"""Checks of ids, fanouts and sizes that DGL's C++ does not make.
 
 With bad ids it reads memory that is not the graph's; some fanouts end the process.
 """
@@ -15,6 +15,7 @@ from dgl_mgpu.graph.errors import InvalidCallError, UnknownIdError
 _SAMPLE = "sample neighbors"
 _MAKE = "make a graph of edges"
 _WALK = "walk at random"
+_MAX_INT64 = (1 << 63) - 1
 
 
 def _check(action: str, ids: Any, count: int, kind: str = "node") -> None:
@@ -78,8 +79,20 @@ def _indices(_: Any, num_src: int, num_dst: int, *matrix: Any) -> None:
     _check(_MAKE, indices, num_src if is_csc else num_dst)
 
 
+def _numbers(count: int, population: int, *_: Any) -> None:
+    # All pairs of nodes, say, of which edges are to be.
+    if population > _MAX_INT64:
+        raise InvalidCallError(
+            f"draw {count} of {population} numbers",
+            "64 bits have fewer",
+            "draw fewer; for edges at random between so many nodes, draw both ends by themselves: "
+            "dgl.graph(tuple(torch.randint(num_nodes, (2, num_edges))), num_nodes=num_nodes)",
+        )
+
+
 #: By a C function's name, a check of what it is called with for a graph on the CPU.
 CHECKS: dict[str, Callable[..., None]] = {
+    "Choice": _numbers,
     "DGLSampleNeighbors": partial(_sampling, 0),
     "DGLSampleNeighborsTopk": partial(_sampling, 0),
     "DGLSampleNeighborsBiased": partial(_sampling, 0),

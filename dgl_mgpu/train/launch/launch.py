@@ -522,7 +522,8 @@ def watch_machines(silent_after: float = 15.0) -> Iterator[None]:
     that loses power or the network, or is stopped, stay open, and NCCL waits in any case.  So a
     thread of each rank writes to torchrun's store every second, and looks for the others' word.
     Who misses some ends with a RankFailedError on stderr and status 1, and so do all who can still
-    be reached, whatever they wait for.  ``dgl-mgpu train`` does this by itself.
+    be reached, whatever they wait for.  So do all where one fails alone in what this package does,
+    and others wait for it by NCCL.  ``dgl-mgpu train`` does this by itself.
 
     Parameters
     ----------
