@@ -28,6 +28,7 @@ from dgl_mgpu.errors import (
     RankFailedError,
     UnsupportedByStoreError,
 )
+from dgl_mgpu.graph.errors import UnknownFeatureError
 from dgl_mgpu.ops import SampleFuture, SampleKey, device
 from dgl_mgpu.sampling import dataloading
 from dgl_mgpu.sampling.loader_batches import FrameKey
@@ -696,6 +697,16 @@ def _wrong_on_one_rank() -> None:
                 error if rank == 1 else RankFailedError, match="cannot sample neighbors"
             ):
                 _batches(store.graph, bad if rank == 1 else torch.arange(5), NeighborSampler([3]))
+            with pytest.raises(
+                error if rank == 1 else RankFailedError, match="cannot count in-edges"
+            ):
+                store.graph.in_degrees(bad if rank == 1 else torch.arange(5))
+        with pytest.raises(
+            UnknownFeatureError if rank == 1 else RankFailedError, match="'unknown'"
+        ):
+            store.gather("unknown" if rank == 1 else "feat", torch.arange(5))
+        with pytest.raises(InvalidInputError if rank == 1 else RankFailedError, match="edge type"):
+            store.graph.in_degrees(etype="unknown" if rank == 1 else None)
         with pytest.raises(InvalidInputError, match="the same in the same order"):
             store.gather("label" if rank == 1 else "feat", torch.arange(5))
         # What was wrong is over.
