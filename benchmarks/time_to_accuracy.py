@@ -11,9 +11,10 @@ guide has it, runs until its validation accuracy is ``--level``:
   a store and its model as CUDA graphs;
 - ``GPU, eager`` and ``GPU, ours``: the script with ``g.to("cuda")``, without a store.
 
-The CPU's workers, which sample, are as many as are fastest among ``--workers``; that is kept.  On
-several GPUs the model is DistributedDataParallel, a step has as many seeds of each GPU, and there
-is no CPU.
+The CPU has the workers, which sample, and threads, which the model has, of the fastest of
+``--settings``; all are kept.  After ``--seconds`` of training no way goes on: one that has not
+reached the level by then, as the CPU may, takes at least as long as it took.  On several GPUs the
+model is DistributedDataParallel, a step has as many seeds of each GPU, and there is no CPU.
 
 The graph has communities (:class:`benchmarks.graphs.PlantedPartition`), whose class is that of
 their nodes, and features say little of it: it takes neighbours, and several epochs.  Each way is a
@@ -33,8 +34,8 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,8 @@ from benchmarks.graphs import PlantedPartition
 from benchmarks.machine import keep
 
 ROOT = Path(__file__).parents[1]
-#: Steps, seconds and accuracies of a run; the last one has reached the level, or is the last step.
+#: Steps, seconds and accuracies of a run; the last one has reached the level, or is the last step,
+#: or the last one in time.
 Curve = Sequence[dict[str, float]]
 CLASSES, FEATURES, VALID = 16, 128, 8192
 #: Distance of the centroids of classes from the origin, where noise has unit variance a dimension.
@@ -107,22 +109,38 @@ def write_graph(file: Path, options: argparse.Namespace) -> None:
     torch.save({name: tensor.cpu() for name, tensor in content.items()}, file)
 
 
+@dataclass(frozen=True)
+class Runs:
+    """What a way's process found.
+
+    Attributes
+    ----------
+    curves : sequence of Curve
+        Of each seed.
+    setting : str
+        Its workers and threads.
+    step_ms_by_setting : dict
+        Of those that were tried.
+    """
+
+    curves: Sequence[Curve]
+    setting: str = ""
+    step_ms_by_setting: Mapping[str, float] = field(default_factory=dict)
+
+
 class Bench:
     """All ways and seeds, on one graph."""
 
     def __init__(self, options: argparse.Namespace, graph: Path) -> None:
         self._options, self._graph = options, graph
-        self._workers: dict[int, float] = {}
-        self._curves: dict[str, list[Curve]] = {}
+        self._runs: dict[str, Runs] = {}
         self._failures: dict[str, str] = {}
 
     def run(self) -> bool:
         """Print and keep what is found, after each way; whether none failed."""
         for way in self._options.ways:
             try:
-                workers = self._fastest_workers() if way == CPU else 0
-                seeds = range(self._options.seeds)
-                self._curves[way] = self._run(way, seeds, self._options.most_steps, workers)
+                self._runs[way] = self._run(way)
             except subprocess.TimeoutExpired:
                 self._failures[way] = f"took longer than {self._options.limit:g} s"
             except subprocess.CalledProcessError as error:
@@ -130,30 +148,20 @@ class Bench:
             self._keep(way)
         return not self._failures
 
-    def _fastest_workers(self) -> int:
-        """Of the CPU's DataLoader."""
-        if len(self._options.workers) == 1:
-            return self._options.workers[0]
-        few = 2 * self._options.every
-        for workers in self._options.workers:
-            (curve,) = self._run(CPU, [0], few, workers)
-            self._workers[workers] = step_seconds(curve)
-        return min(self._workers, key=self._workers.__getitem__)
-
-    def _run(self, way: str, seeds: Iterable[int], most_steps: int, workers: int) -> list[Curve]:
-        """The curve of each seed."""
+    def _run(self, way: str) -> Runs:
         options = self._options
         with tempfile.TemporaryDirectory() as folder:
-            out = Path(folder) / "curve.json"
+            out = Path(folder) / "found.json"
             told = {
                 "graph": self._graph, "place": WAYS[way].place, "gpus": options.gpus,
-                "workers": workers, "batch": options.batch, "hidden": options.hidden,
-                "lr": options.lr, "every": options.every, "level": options.level,
-                "most_steps": most_steps,
+                "batch": options.batch, "hidden": options.hidden, "lr": options.lr,
+                "every": options.every, "level": options.level,
+                "most_steps": options.most_steps, "seconds": options.seconds,
                 "meeting_point": f"file://{folder}/meeting", "out": out,
             }  # fmt: skip
             words = [*WAYS[way].options, ROOT / "benchmarks" / "time_to_accuracy_script.py"]
-            words += ["--fanouts", *options.fanouts, "--seeds", *seeds]
+            words += ["--fanouts", *options.fanouts, "--seeds", *range(options.seeds)]
+            words += ["--settings", *options.settings] if way == CPU else []
             for name, value in told.items():
                 words += [f"--{name.replace('_', '-')}", value]
             paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
@@ -163,11 +171,11 @@ class Bench:
                 timeout=options.limit,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
             )
-            return json.loads(out.read_text())
+            return Runs(**json.loads(out.read_text()))
 
     def _keep(self, way: str) -> None:
         """Print a way's figure, and keep those of all."""
-        figures = figures_of(self._curves, self._options.level, self._options.gpus)
+        figures = figures_of(self._runs, self._options.level, self._options.gpus)
         if way in self._failures:
             print(f"{way:14} failed: {self._failures[way]}", flush=True)
         for figure in figures:
@@ -177,29 +185,24 @@ class Bench:
             times = {name: figure.get(f"{name}_over_this") for name in ("cpu", "eager")}
             print(
                 f"{figure['way']:14} {column(figure['seconds'], 8)} s ({spread}), "
-                f"{figure['steps'] or '-'} steps; CPU takes {column(times['cpu'], 1)}, "
+                f"{figure['steps'] or '-'} steps, accuracy {figure['accuracy']:.3f}; CPU takes "
+                f"{'at least ' if figure['cpu_was_stopped'] else ''}{column(times['cpu'], 1)}, "
                 f"eager {column(times['eager'], 1)} times as long",
                 flush=True,
             )
-        for figure in figures:
-            if figure["way"] == CPU:
-                figure["step_ms_by_workers"] = {
-                    str(workers): 1e3 * seconds for workers, seconds in self._workers.items()
-                }
         failed = [{"way": way, "failed": why} for way, why in self._failures.items()]
         keep(self._options, [*figures, *failed])
 
 
-def figures_of(
-    runs: Mapping[str, Sequence[Curve]], level: float, gpus: int
-) -> list[dict[str, Any]]:
+def figures_of(runs: Mapping[str, Runs], level: float, gpus: int) -> list[dict[str, Any]]:
     """Of each way, the seconds and steps to the level: medians over seeds, and each seed's.
 
-    None where a run has not reached it.
+    None where a run has not reached it.  Then ``cpu_over_this`` of others is by the seconds after
+    which the CPU was stopped, and so at most what it would be.
     """
     found: dict[str, dict[str, Any]] = {}
-    for way, curves in runs.items():
-        ends = [curve[-1] for curve in curves]
+    for way, each in runs.items():
+        ends = [curve[-1] for curve in each.curves]
         has_reached = all(end["accuracy"] >= level for end in ends)
         found[way] = {
             "way": way,
@@ -207,16 +210,24 @@ def figures_of(
             "level": level,
             "seconds": statistics.median(end["seconds"] for end in ends) if has_reached else None,
             "steps": statistics.median(end["steps"] for end in ends) if has_reached else None,
+            "accuracy": statistics.median(end["accuracy"] for end in ends),
             "each_s": [end["seconds"] for end in ends],
-            "step_ms": 1e3 * statistics.median(map(step_seconds, curves)),
-            "curves": curves,
+            "step_ms": 1e3 * statistics.median(map(step_seconds, each.curves)),
+            **vars(each),
         }
+    cpu = found.get(CPU)
     for way, figure in found.items():
+        figure["cpu_was_stopped"] = cpu is not None and cpu["seconds"] is None
+        if figure["seconds"] is None:
+            continue
+        if cpu is not None and way != CPU:
+            figure["cpu_over_this"] = min(cpu["each_s"]) / figure["seconds"]
+            if cpu["seconds"] is not None:
+                figure["cpu_over_this"] = cpu["seconds"] / figure["seconds"]
         eager = way.replace("ours", "eager")
-        for name, other in (("cpu", CPU), ("eager", eager)):
-            seconds = found.get(other, {}).get("seconds")
-            if other != way and seconds is not None and figure["seconds"] is not None:
-                figure[f"{name}_over_this"] = seconds / figure["seconds"]
+        seconds = found.get(eager, {}).get("seconds")
+        if eager != way and seconds is not None:
+            figure["eager_over_this"] = seconds / figure["seconds"]
     return list(found.values())
 
 
@@ -226,6 +237,11 @@ def step_seconds(curve: Curve) -> float:
     if first is last:
         return last["seconds"] / last["steps"]
     return (last["seconds"] - first["seconds"]) / (last["steps"] - first["steps"])
+
+
+def settings_of(cores: int) -> list[str]:
+    """Workers and threads that divide so many cores: none, a quarter or half of them sample."""
+    return [f"{workers}:{cores - workers}" for workers in sorted({0, cores // 4, cores // 2})]
 
 
 def main() -> None:
@@ -244,10 +260,12 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=16, help="steps between two accuracies")
     parser.add_argument("--most-steps", type=int, default=2000, help="of a run")
     parser.add_argument("--limit", type=float, default=300.0, help="seconds of a process")
-    cores = len(os.sched_getaffinity(0))
     parser.add_argument(
-        "--workers", type=int, nargs="+", default=[0, *(n for n in (4, 8, 16) if n < cores)],
-        help="of the CPU's DataLoader: all are tried",
+        "--seconds", type=float, default=60.0, help="of a way's training, with all seeds"
+    )
+    parser.add_argument(
+        "--settings", nargs="+", default=settings_of(len(os.sched_getaffinity(0))),
+        help="of the CPU, workers of its DataLoader and threads of its model: all are tried",
     )  # fmt: skip
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()

@@ -82,7 +82,8 @@ class Kept:
     files : list of str
         JSON files, and pictures.
     awaited : list of str
-        JSON files that were not written yet, for which there is a program.
+        JSON files that were not written yet, for which there is a program.  While there are such,
+        columns may be empty: those of what a program has come to write.
     tables : list of Rows
         Made of each JSON file.
     note : str
@@ -199,6 +200,7 @@ def kept_page(folder: Path | None = None) -> str:
         lines += [part.text] if part.text else []
         for kept in part.results:
             kept.files += [name for name in kept.awaited if name in there]
+            kept.awaited = [name for name in kept.awaited if name not in there]
             lines += _of_kept(kept, results) if kept.files else _awaited(kept)
     return "\n".join(lines)
 
@@ -251,7 +253,8 @@ def _of_kept(kept: Kept, results: Results) -> Iterator[str]:
             yield ""
     wanted = {heading for table in kept.tables for heading in table.columns}
     wanted |= {_repeats_of(heading) for table in kept.tables for heading in table.repeats}
-    if empty := wanted - filled:
+    empty = wanted - filled
+    if empty and not kept.awaited:
         raise DataFormatError(
             f"fill the columns {sorted(empty)}",
             f"nothing at their paths in {', '.join(kept.files)}",

@@ -226,8 +226,9 @@ class Communicator:
 
         This rank leaves the group, with word of why: the others raise RankFailedError with that, at
         whatever collective they are, and every later call raises.  Over NCCL they do so when the
-        host next exchanges something, or end when their time is over.  Not for typed errors,
-        which all ranks raise or have been told of.
+        host next exchanges something; who waits for NCCL meanwhile ends when its time is over, or
+        is ended by what watches the machines.  Not for typed errors, which all ranks raise or have
+        been told of.
         """
         try:
             yield
@@ -238,6 +239,8 @@ class Communicator:
             raise
 
     def _leave(self, reason: str) -> None:
+        global _failure
+        _failure = reason
         if self._group is not None:
             with contextlib.suppress(RuntimeError):  # of a store that is gone
                 self._group.say_why(reason)
@@ -294,12 +297,19 @@ def _without_frames(error: Exception) -> Exception:
 _groups: tuple[object, Communicator, Communicator, Communicator] | None = None
 #: Of those groups, and the ranks across machines.
 _across: tuple[object, Communicator] | None = None
+#: Why this rank has left a group of its job.
+_failure: str | None = None
 
 
 def forget_groups() -> None:
     """Let go of the groups of a job that ends, before torch's own are destroyed."""
-    global _groups, _across
-    _groups = _across = None
+    global _groups, _across, _failure
+    _groups = _across = _failure = None
+
+
+def own_failure() -> str | None:
+    """Why this rank has failed alone (:meth:`Communicator.told_of_errors`); None if it has not."""
+    return _failure
 
 
 def _known_groups() -> tuple[Communicator, Communicator, Communicator]:

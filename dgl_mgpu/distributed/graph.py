@@ -249,10 +249,11 @@ def partition_graph(
     seed: int = 0,
     device: torch.device | str | None = None,
 ) -> PartitionedGraph:
-    """Give each rank its part of a graph, as a DGL graph on which any model trains.
+    """Give each rank its part of a graph, as a DGL graph on which layers of ``dgl.nn`` train.
 
-    Collective where torch.distributed is initialised: every rank calls it.  Nodes are dealt out (1D
-    by rows; MGG, section 3.1, MG-GCN, section 4.1), and a rank has the in-edges of its own.
+    What needs the whole graph raises UnsupportedByPartitionError there.  Collective where
+    torch.distributed is initialised: every rank calls it.  Nodes are dealt out (1D by rows; MGG,
+    section 3.1, MG-GCN, section 4.1), and a rank has the in-edges of its own.
 
     Parameters
     ----------

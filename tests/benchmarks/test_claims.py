@@ -349,7 +349,8 @@ def test_what_is_drawn_is_what_the_page_says(tmp_path: Path) -> None:
     *measured, modelled = panels(papers()["xgnn"], results)[:3]
     assert not any(bar.modelled for panel in measured for bar in panel.bars)
     assert all(bar.modelled for bar in modelled.bars)
-    (tmp_path / "gather_gpu.json").write_text((KEPT / "gather_gpu_4.json").read_text())
+    for run in ("gather_gpu", "gather_gpu_skewed"):
+        (tmp_path / f"{run}.json").write_text((KEPT / "gather_gpu_4.json").read_text())
     drawn = draw(Results(tmp_path, by_run=True), tmp_path)
     assert [path.name for path in drawn] == ["claims_xgnn.png", "claims_wholegraph.png"]
     assert drawn[0].read_bytes().startswith(b"\x89PNG")

@@ -156,7 +156,7 @@ def test_every_window_but_the_first_is_kept_beside_the_medians(monkeypatch) -> N
     [
         (gather_gpu, "--parts uniform host --gb-per-gpu 0.001 --host-gb 0.001 --ids 500", 8),
         (gather_gpu, "--parts cached --nodes 2000 --edges 20000 --batch 50 --row-bytes 64", 2),
-        (sampling_gpu, "--nodes 2000 --edges 20000 --idtypes int32 --calibrate", 2),
+        (sampling_gpu, "--nodes 2000 --edges 20000 --idtypes int32 --calibrate", 3),
         (sampling_bytes, "--nodes 2000 --edges 20000", 2),
         (placement_gpu, "--nodes 2000 --edges 20000 --links dgx1-4gf --held 1.1 --batch 50", 6),
     ],
