@@ -737,7 +737,7 @@ def _wrong_on_one_rank() -> None:
                 store.graph.sample_neighbors(ids, 3)
             with pytest.raises(raised, match="cannot sample neighbors"):
                 _batches(store.graph, ids, NeighborSampler([3]))
-            with pytest.raises(raised, match="in-(edges|degrees) of"):
+            with pytest.raises(raised, match=r"in-(edges|degrees) of"):
                 store.graph.in_degrees(ids)
         with pytest.raises(
             UnknownFeatureError if rank == 1 else RankFailedError, match="'unknown'"
