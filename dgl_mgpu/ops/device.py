@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from struct import Struct
+from types import MappingProxyType
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -71,24 +72,28 @@ class Kernel:
 
 
 class Launch:
-    """A launch of a kernel that is prepared once, and changed a little before each time.
+    """A launch of a kernel that is prepared once, and made again with a few other arguments.
 
-    ``arguments`` may be replaced; ``words``, int64, are those of the first one, a packed struct.
+    ``words``, int64, are those of the first argument where that is a packed struct; they may be
+    changed.  Other arguments are given with each call, by their places, and are not kept.
     """
 
-    __slots__ = ("_blocks", "_device", "_kernel", "_threads", "arguments", "words")
+    __slots__ = ("_arguments", "_blocks", "_device", "_kernel", "_threads", "words")
 
     def __init__(
         self, kernel: Kernel, blocks: int, threads: int, *arguments: Any, device: torch.device
     ) -> None:
         self._kernel, self._blocks, self._threads, self._device = kernel, blocks, threads, device
-        self.arguments = [*arguments]
+        self._arguments = arguments
         if isinstance(arguments[0], np.ndarray):
             self.words = arguments[0].data.cast("B").cast("q")
 
-    def __call__(self) -> None:
+    def __call__(self, changed: Mapping[int, Any] = MappingProxyType({})) -> None:
         """Launch it on the device's current stream; returns at once."""
-        self._kernel(self._blocks, self._threads, *self.arguments, device=self._device)
+        arguments = [*self._arguments]
+        for place, argument in changed.items():
+            arguments[place] = argument
+        self._kernel(self._blocks, self._threads, *arguments, device=self._device)
 
 
 class Event(Protocol):

@@ -20,7 +20,7 @@ import functools
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -38,7 +38,7 @@ from dgl_mgpu.ops.requests import (
     requests_launch,
 )
 from dgl_mgpu.ops.sample import HOP_KEY, HopOutputs, hop_launch
-from dgl_mgpu.ops.unique import NUMBERED, numbering_launch
+from dgl_mgpu.ops.unique import LOCAL, NODES, numbering_launch
 from dgl_mgpu.ops.view import GraphView, tiered_rows
 from dgl_mgpu.ops.workspace import NodePrefix, Workspace, cut_to_size
 
@@ -94,11 +94,6 @@ class Network:
         """Elements of a message that its head takes."""
         return self.head_words * torch.int64.itemsize // self.dtype.itemsize
 
-    def new_messages(self, elements: int, device: torch.device) -> Tensor:
-        """Messages to all machines, with heads and so many elements."""
-        shape = self.num_machines, self.head_elements + elements
-        return torch.empty(shape, dtype=self.dtype, device=device)
-
 
 class Requests(NamedTuple):
     """What machines ask each other of a hop.
@@ -141,8 +136,8 @@ def most_nodes(num_seeds: int, fanouts: Sequence[int], num_nodes: int) -> list[i
 class PreparedHops:
     """The launches of the hops of mini-batches of as many seeds.
 
-    The memory that they share is free for the next mini-batch of the same stream once this one is
-    launched.  Make and use it with the workspace's lock held.
+    What is no result is in the workspace's buffers, which are free for the next hop, of this
+    mini-batch or of another one.  Make and use it with the workspace's lock held.
 
     Parameters
     ----------
@@ -176,14 +171,11 @@ class PreparedHops:
         # Until no buffer of the workspace was still too small.
         while not self.is_valid:
             self._generation, self._launches = space.generation, []
-            nodes, *of_hops = self._new_results()[0]
             known = None
             for number, hop in enumerate(hops):
-                seeds, report = NodePrefix(nodes, most[number], known), self._reports[number]
-                neighbors = of_hops[2 * number]
-                self._launches.append(
-                    _Launches(space, view, network, hop, seeds, neighbors, most[number + 1], report)
-                )
+                report, sizes = self._reports[number], (most[number], most[number + 1])
+                launches = _Launches(space, view, network, hop, sizes, known, report)
+                self._launches.append(launches)
                 known = report[_NODES:]
 
     @property
@@ -222,10 +214,10 @@ class PreparedHops:
 
 
 class _Launches:
-    """The launches of a hop, and the memory that they share.
+    """The launches of a hop.
 
-    ``seeds`` are the nodes of the mini-batch so far, and ``neighbors`` its results; those of each
-    batch take their places.
+    ``most`` are the most nodes before and after it, and ``known`` is how many there are before it,
+    on the device, where the host does not know it.
     """
 
     def __init__(
@@ -234,33 +226,39 @@ class _Launches:
         view: GraphView,
         network: Network,
         hop: Hop,
-        seeds: NodePrefix,
-        neighbors: Tensor,
-        most_after: int,
+        most: tuple[int, int],
+        known: Tensor | None,
         report: Tensor,
     ) -> None:
         self._network, self._room = network, hop.room
         size, machine, device = network.num_machines, network.owners.machine, view.tiers.device
-        room, fanout, most = hop.room, hop.fanout, seeds.most
+        room, fanout, num_seeds = hop.room, hop.fanout, most[0]
         ends, total = report[1:], report[_TOTAL:]
 
-        def words(count: int) -> Tensor:
-            return torch.empty(count, dtype=torch.int64, device=device)
+        def new(name: str, count: int, dtype: torch.dtype = torch.int64) -> Tensor:
+            return space.buffer(f"{name}, {dtype}", count, dtype)[:count]
 
-        def new_edges(num_starts: int, num_edges: int) -> Edges:
-            ids = torch.empty(2, num_edges, dtype=view.idtype, device=device)
-            return Edges(words(num_starts), *ids)
+        def new_edges(of: str, num_starts: int, num_edges: int) -> Edges:
+            ids = (new(f"{name} {of}", num_edges, view.idtype) for name in ("neighbors", "edges"))
+            return Edges(new(f"starts {of}", num_starts), *ids)
 
-        def messages(elements: int) -> Tensor:
-            return network.new_messages(elements, device)
+        def messages(name: str, elements: int) -> Tensor:
+            width = network.head_elements + elements
+            return new(name, size * width, network.dtype).view(size, width)
 
-        self._sent, received = messages(room.ids), messages(room.ids)
-        own = torch.empty(most, dtype=network.dtype, device=device)
-        self._asked = Requests(words(most), own, received)
         answer = room.starts + 2 * room.edges
-        self._answers, self._answered = messages(answer), messages(answer)
-        self._samples = new_edges(size * (room.ids + 1), (size - 1) * room.ids * fanout)
-        self._mine = mine = new_edges(most + 1, most * fanout)
+        self._sent, self._answers = messages("ids sent", room.ids), messages("samples sent", answer)
+        self._asked = Requests(
+            places=new("places", num_seeds),
+            own=new("own ids", num_seeds, network.dtype),
+            received=messages("ids received", room.ids),
+        )
+        self._answered = messages("samples received", answer)
+        samples = new_edges("for others", size * (room.ids + 1), (size - 1) * room.ids * fanout)
+        mine = new_edges("of own ids", num_seeds + 1, num_seeds * fanout)
+        # Nodes and edges of the results come with each batch.
+        seeds = NodePrefix(mine.neighbors[:0], num_seeds, known)
+        own, received = self._asked.own, self._asked.received
 
         self._request = requests_launch(
             space, RequestMessages(self._sent, network.head_words), seeds, view.position,
@@ -273,8 +271,8 @@ class _Launches:
             of_other = report[_SAMPLED * other :]
             out = HopOutputs(mine.indptr, None, mine.neighbors, mine.eids)
             if other != machine:
-                indptr = self._samples.indptr[other * (room.ids + 1) :]
-                out = HopOutputs(indptr, start, self._samples.neighbors, self._samples.eids)
+                indptr = samples.indptr[other * (room.ids + 1) :]
+                out = HopOutputs(indptr, start, samples.neighbors, samples.eids)
                 start = of_other[1:]
             self._sample.append(
                 hop_launch(space, ids, tiered_rows(view), options, out, of_other, view.ordered_from)
@@ -283,22 +281,22 @@ class _Launches:
         kernel = _kernel("write_samples", view.idtype, network.dtype)
         wanted = -(-room.edges // (_COPIES * _THREADS))
         sampled = gpu.struct(
-            *message_words(received, network.head_words), size, machine, self._samples.indptr,
-            ends, self._samples.neighbors, self._samples.eids,
+            *message_words(received, network.head_words), size, machine, samples.indptr,
+            ends, samples.neighbors, samples.eids,
             *message_words(self._answers, network.head_words), *rooms, report[_IDS:],
         )  # fmt: skip
         blocks = gpu.blocks_within(kernel, _THREADS, wanted, device)
         self._write = Launch(kernel, blocks, _THREADS, sampled, device=device)
         kernel = _kernel("join_samples", view.idtype, network.dtype)
-        blocks = gpu.blocks_within(kernel, _THREADS, -(-_LANES * most // _THREADS), device)
+        blocks = gpu.blocks_within(kernel, _THREADS, -(-_LANES * num_seeds // _THREADS), device)
         joined = gpu.struct(
-            None, most, seeds.exact, *message_words(self._answered, network.head_words), *mine,
+            None, num_seeds, known, *message_words(self._answered, network.head_words), *mine,
             size, *rooms, fanout, view.num_cols, None, None, None, space.control(blocks), total,
             report[_EDGES:],
         )  # fmt: skip
         self._join = Launch(kernel, blocks, _THREADS, joined, device=device)
         self._number = numbering_launch(
-            space, seeds, neighbors, total, most_after, report[_NUMBERED:]
+            space, seeds, mine.neighbors, total, most[1], report[_NUMBERED:]
         )
 
     def ask(self, nodes: Tensor) -> Requests:
@@ -310,12 +308,12 @@ class _Launches:
 
     def launch(self, asked: Requests, nodes: Tensor, edges: Edges, keys: Sequence[int]) -> None:
         """Sample what is asked here, and number the nodes of that and of what others answer."""
+        changed: list[dict[int, Any]] = [{HOP_KEY: key} for key in keys]
         if asked is not self._asked:
-            for sample, ids in zip(self._sample, self._ids_by_machine(asked), strict=True):
-                sample.arguments[: len(ids)] = ids
-        for sample, key in zip(self._sample, keys, strict=True):
-            sample.arguments[HOP_KEY] = key
-            sample()
+            for of_machine, ids in zip(changed, self._ids_by_machine(asked), strict=True):
+                of_machine.update(enumerate(ids))
+        for sample, of_machine in zip(self._sample, changed, strict=True):
+            sample(of_machine)
         self._write.words[_ASKED] = asked.received.data_ptr()
         self._write()
         self._network.exchange(self._answers, self._answered)
@@ -323,8 +321,7 @@ class _Launches:
         words[_PLACES], words[_INDPTR] = asked.places.data_ptr(), edges.indptr.data_ptr()
         words[_NEIGHBORS], words[_EIDS] = edges.neighbors.data_ptr(), edges.eids.data_ptr()
         self._join()
-        self._number.arguments[NUMBERED] = nodes, edges.neighbors
-        self._number()
+        self._number({NODES: nodes, LOCAL: edges.neighbors})
 
     def _ids_by_machine(self, asked: Requests) -> list[NodePrefix]:
         """The ids that each machine asks for, this one of itself those that are here."""

@@ -435,7 +435,7 @@ class HopOutputs(NamedTuple):
     eids: Tensor
 
 
-#: Places of the key among the arguments of a hop's launch; the seeds' come first.
+#: Place of the key among the arguments of a hop's launch, of which those of the seeds come first.
 HOP_KEY = 10
 
 

@@ -361,7 +361,7 @@ def number_nodes(
 
 
 #: Places of nodes and ``local`` among the arguments of that launch.
-NUMBERED = slice(4, 6)
+NODES, LOCAL = 4, 5
 
 
 def numbering_launch(

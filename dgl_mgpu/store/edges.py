@@ -140,12 +140,13 @@ class EdgeQueries:
             Of ids on a GPU by a later call, as :func:`dgl_mgpu.ops.gather_rows` says.
         """
         structure = self._structure
-        full = structure.to_canonical_etype(etype)
-        num_rows, action = structure.num_nodes(full[2]), f"count in-edges of type {full}"
-        if is_all(v):
-            ids = torch.arange(num_rows, device=structure.device)
-        else:
-            ids = structure.checked_ids(v, num_rows, action, "node")
+        with structure.told("count in-edges"):
+            full = structure.to_canonical_etype(etype)
+            num_rows, action = structure.num_nodes(full[2]), f"count in-edges of type {full}"
+            if is_all(v):
+                ids = torch.arange(num_rows, device=structure.device)
+            else:
+                ids = structure.checked_ids(v, num_rows, action, "node")
         if structure.others is None:
             degrees = self._kept_degrees(full, ids)
         else:

@@ -550,8 +550,9 @@ class GlobalStore:
         >>> store.gather("feat", torch.tensor([3, 5])).shape
         torch.Size([2, 64])
         """
+        with self.graph._structure.told(f"gather rows of '{key}'"):
+            storage = self.graph._features.get_node_storage(key, ntype)
         ids = torch.as_tensor(ids)
-        storage = self.graph._features.get_node_storage(key, ntype)
         return storage.fetch(ids, ids.device, dtype=dtype)
 
 

@@ -6,7 +6,9 @@ as in addresses of web pages (``a/b`` is ``a%2Fb``), so that no two tables have 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from numbers import Integral
 from typing import Any
 
@@ -115,6 +117,10 @@ class GraphStructure:
                 "name one of them as (source type, edge type, destination type)",
             )
         return matches[0]
+
+    def told(self, what: str) -> AbstractContextManager[None]:
+        """Have other machines told of an error, of what all ranks were about to do together."""
+        return contextlib.nullcontext() if self.others is None else self.others.told(what)
 
     def metagraph(self) -> nx.MultiDiGraph:
         """Node types as nodes and edge types as edges, keyed by name, as in DGL."""

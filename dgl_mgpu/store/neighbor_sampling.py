@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from dataclasses import replace as with_fields
@@ -324,9 +323,9 @@ class StoreSampler:
         exclude_edges: Edges | None = None,
     ) -> _Checked:
         """What a mini-batch is sampled by; other machines are told what is wrong with it."""
-        structure, others = self.structure, self.structure.others
+        structure = self.structure
         structure.views()  # raises if the store was closed
-        with contextlib.nullcontext() if others is None else others.told("sample neighbors"):
+        with structure.told("sample neighbors"):
             return _Checked(
                 structure.seeds_by_ntype(nodes),
                 [structure.fanouts_by_etype(fanout) for fanout in fanouts],

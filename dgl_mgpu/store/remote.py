@@ -362,7 +362,6 @@ class OtherMachines:
             seeds = to_idtype(seeds, view, view.num_rows)
             raise_faults(self._device, wait=False)
         first = self._rounds.start(what, [Wanted(seeds, view, etype[2])], key)
-        space = workspace(self._device)
         finish: Callable[[], MachineHops | None] | None = None
 
         def launch() -> None:
@@ -376,7 +375,7 @@ class OtherMachines:
                 if most is None or most_of_all is None:
                     return
                 hops = self._hops_of(what, view, of_hops, replace, len(seeds))
-                network = self._rounds.network(etype[2])
+                space, network = workspace(self._device), self._rounds.network(etype[2])
                 finish = hops.launch(space, network, seeds, (most, most_of_all), asked)
 
         def result() -> list[EtypeBlock]:

@@ -86,6 +86,7 @@ class ReceivedRows:
         addresses = self._addresses(views, received, sent, counts)
         device, size = received.device, len(counts[0])
         first = size * room
+        positions = torch.empty(0, dtype=torch.int64, device=device)  # ids are positions
         pointers = [view.pointers for view in views]
         of_received = to_device([*itertools.chain.from_iterable(addresses)], device).split(size)
         all_pointers = torch.cat(
@@ -98,7 +99,7 @@ class ReceivedRows:
                 tiers=self._tiers_of(table, view, room, size),
                 pointers=pointers,
                 num_rows=first + view.num_rows,
-                position=torch.empty(0, dtype=torch.int64, device=device),
+                position=positions,
                 owner=(view.owner, received),
                 host_start=view.host_start if view.host_start < 0 else first + view.host_start,
                 disk=None,

@@ -70,7 +70,9 @@ def sampled(where, dtype, rooms, replaced=False):
         assert prepared.is_valid
         in_flight = []
         for _ in range(2):  # the second is launched before the first is looked at
-            to = RequestMessages(network.new_messages(rooms[0].ids, where), network.head_words)
+            shape = size, network.head_elements + rooms[0].ids
+            sent = torch.empty(shape, dtype=torch.int32, device=where)
+            to = RequestMessages(sent, network.head_words)
             places = torch.empty(len(mine), dtype=torch.int64, device=where)
             own = torch.empty(len(mine), dtype=torch.int32, device=where)
             requests_launch(

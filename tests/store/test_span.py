@@ -29,6 +29,7 @@ from dgl_mgpu.errors import (
     RankFailedError,
     UnsupportedByStoreError,
 )
+from dgl_mgpu.graph.errors import UnknownFeatureError
 from dgl_mgpu.ops import SampleFuture, SampleKey, device
 from dgl_mgpu.sampling import dataloading
 from dgl_mgpu.sampling.loader_batches import FrameKey
@@ -736,6 +737,14 @@ def _wrong_on_one_rank() -> None:
                 store.graph.sample_neighbors(ids, 3)
             with pytest.raises(raised, match="cannot sample "):
                 _batches(store.graph, ids, NeighborSampler([3]))
+            with pytest.raises(raised, match=r"in-(edges|degrees) of"):
+                store.graph.in_degrees(ids)
+        with pytest.raises(
+            UnknownFeatureError if rank == 1 else RankFailedError, match="'unknown'"
+        ):
+            store.gather("unknown" if rank == 1 else "feat", good)
+        with pytest.raises(InvalidInputError if rank == 1 else RankFailedError, match="edge type"):
+            store.graph.in_degrees(etype="unknown" if rank == 1 else None)
         with pytest.raises(InvalidInputError, match="the same in the same order"):
             store.gather("label" if rank == 1 else "feat", good)
         # What was wrong is over.
