@@ -1,7 +1,7 @@
 """Claim: GraphBolt's loader takes at most 1.1 times as long on a GPU as DGL's other one.
 
 Both sample the same graph, in GPU memory or pinned in the host's, and gather the same features:
-loaders alone, and in the script of ``unmodified_gpu`` with its model eager and captured.  Loaders
+loaders alone, and in a script of ``unmodified_scripts`` with its model eager and captured.  Loaders
 run in turns in one process; a time is the median of all windows.
 
     python -m benchmarks.graphbolt_gpu --out graphbolt.json
@@ -28,15 +28,8 @@ from dgl.dataloading import DataLoader, NeighborSampler  # isort: skip
 
 from benchmarks.gpu import PowerLaw, this_device
 from benchmarks.machine import keep
-from benchmarks.unmodified_gpu import (
-    WARM_UP,
-    WINDOW,
-    Case,
-    made_graph,
-    require_captured,
-    sage,
-    windows_of,
-)
+from benchmarks.unmodified_gpu import WARM_UP, WINDOW, require_captured, windows_of
+from benchmarks.unmodified_scripts import Case, made_graph, sage
 
 CASES = (
     Case(sage, 1024, (15, 10, 5)),

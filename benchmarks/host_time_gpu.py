@@ -4,6 +4,9 @@ The script is that of ``unmodified_gpu``, with the time of the host taken betwee
 The loader's and the model's are this package's; the loss, ``zero_grad``, the optimizer's step and
 what a backward pass takes without the model are torch's alone, and in every script.
 
+What bounds them is seen in small operations of torch's, three times in a row in the middle of a
+step and many times in a loop: whatever comes once a step takes several times as long as in a loop.
+
     python -m benchmarks.host_time_gpu --out host_time_gpu.json
 """
 
@@ -13,7 +16,7 @@ import argparse
 import itertools
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,18 +29,12 @@ import dgl  # isort: skip
 
 from benchmarks.gpu import PowerLaw, this_device
 from benchmarks.machine import keep
-from benchmarks.unmodified_gpu import (
-    CLASSES,
-    WARM_UP,
-    WINDOW,
-    Case,
-    made_graph,
-    require_captured,
-    sage,
-    script,
-)
+from benchmarks.unmodified_gpu import WARM_UP, WINDOW, require_captured
+from benchmarks.unmodified_scripts import CLASSES, Case, made_graph, sage, script
 
 CASES = Case(sage, 1024, (25, 10)), Case(sage, 1024, (15, 10, 5))
+#: Calls of one small operation after another.
+_IN_A_ROW = 3
 STATEMENTS = "batch", "model", "loss", "zero_grad", "backward", "optimizer"
 
 
@@ -45,7 +42,8 @@ def statements(
     g: dgl.DGLGraph, case: Case, mode: str, steps: int
 ) -> tuple[Mapping[str, float], float]:
     """Microseconds of the host for each statement, and of a step with the GPU's; medians."""
-    loader, model, optimizer = script(g, case, mode, steps)
+    dgl_mgpu.capture_models(mode == "captured")
+    loader, model, optimizer, _ = script(g, case, steps + WARM_UP)
     batches, taken, windows = iter(loader), [], []
     for number in range(steps + WARM_UP):
         if number >= WARM_UP and number % WINDOW == 0:
@@ -73,6 +71,50 @@ def statements(
     dgl_mgpu.capture_models(False)
     of_step = statistics.median(b - a for a, b in itertools.pairwise(windows)) / WINDOW
     return _medians(STATEMENTS, taken), 1e6 * of_step
+
+
+def operations(g: dgl.DGLGraph, case: Case, steps: int) -> dict[str, dict[str, Any]]:
+    """Microseconds of the host for small operations between a captured step's batch and model."""
+    dgl_mgpu.capture_models()
+    loader, _, optimizer, loss_of = script(g, case, steps + WARM_UP)
+    rows, event = torch.zeros(1024, device=this_device()), torch.cuda.Event()
+    calls: dict[str, Callable[[], object]] = {
+        "allocate": lambda: torch.empty(1024, device=rows.device),
+        "add in place": lambda: rows.add_(1),
+        "record an event": event.record,
+        "make a view": lambda: rows.narrow(0, 1, 5),
+    }
+    taken: dict[str, list[list[float]]] = {name: [] for name in calls}
+    for number, batch in enumerate(loader):
+        for name, call in calls.items():
+            times = [time.perf_counter()]
+            for _ in range(_IN_A_ROW):
+                call()
+                times.append(time.perf_counter())
+            if number >= WARM_UP:
+                taken[name].append(times)
+        optimizer.zero_grad()
+        loss_of(batch).backward()
+        optimizer.step()
+    require_captured(case)
+    dgl_mgpu.capture_models(False)
+    turns = [f"call {number}" for number in range(1, _IN_A_ROW + 1)]
+    return {
+        name: {**_medians(turns, taken[name]), "in a loop": _in_a_loop(call)}
+        for name, call in calls.items()
+    }
+
+
+def _in_a_loop(call: Callable[[], object], times: int = 500) -> float:
+    for _ in range(times):
+        call()
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    for _ in range(times):
+        call()
+    spent = time.perf_counter() - begin
+    torch.cuda.synchronize()
+    return 1e6 * spent / times
 
 
 def torchs_own(case: Case, steps: int) -> Mapping[str, float]:
@@ -119,7 +161,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     g = made_graph(*PowerLaw(options.nodes, options.edges).csc(this_device(), torch.int32))
-    rows: list[dict[str, Any]] = []
+    figures: dict[str, list[dict[str, Any]]] = {"operations": [], "statements": []}
+    for name, times in operations(g, CASES[0], options.steps).items():
+        figures["operations"].append({"case": name, **times})
+        print(f"{name:46} {' '.join(f'{at} {of:.1f}' for at, of in times.items())}", flush=True)
+    rows = figures["statements"]
     for case in CASES:
         found: dict[str, list[Any]] = {"eager": [], "captured": []}
         for _ in range(options.turns):
@@ -141,7 +187,7 @@ def main() -> None:
             )
             cells = " ".join(f"{name} {host[name]:.0f}" for name in STATEMENTS)
             print(f"{rows[-1]['case']:36} {step:6.0f} us: {cells}", flush=True)
-            keep(options, rows)
+            keep(options, figures)
         print(f"{'torch alone':46} {' '.join(f'{name} {of:.0f}' for name, of in own.items())}")
 
 

@@ -1,8 +1,9 @@
 """Claim: DGL's layers train on hubs as fast as on any graph, in no more memory than DGL's own CUDA.
 
 Forward and backward pass of GraphConv, SAGEConv and GATConv on a graph of ogbn-products' size with
-in-degrees from a Pareto distribution of exponent 1.5, and what one ``update_all`` costs the host.
-Each layer is first compared with DGL's C++ on the CPU, on a small graph.
+in-degrees from a Pareto distribution of exponent 1.5, and what one ``update_all`` and a layer's
+forward pass cost the host.  Each layer is first compared with DGL's C++ on the CPU, on a small
+graph.
 
     python -m benchmarks.layers_gpu --out layers.json
 """
@@ -76,6 +77,12 @@ def main() -> None:
         f"update_all takes {overhead['update_all_us']:.0f} us of the host and the GPU, its kernel"
         f" alone {overhead['kernel_us']:.0f}"
     )
+    forwards = forwards_of_the_host(device)
+    for figure in forwards:
+        print(
+            f"{figure['case']}: a forward pass takes the host {figure['forward_us']:.0f} us, its"
+            f" {figure['kernels']} launches {figure['launches_us']:.0f}"
+        )
     print(f"{'forward and backward':32} {'ms':>8} {'aim':>6} {'DGL':>7} {'GB':>6} {'DGL':>6}")
     figures: list[dict[str, Any]] = []
     for idtype in (torch.int32, torch.int64):
@@ -95,7 +102,7 @@ def main() -> None:
                 flush=True,
             )
             if options.out:
-                content = {**about, "overhead": overhead, "figures": figures}
+                content = {**about, "overhead": overhead, "forwards": forwards, "figures": figures}
                 options.out.write_text(json.dumps(content, indent=1) + "\n")
         del graph
 
@@ -165,24 +172,66 @@ def measure(
     }
 
 
+def small_graph(device: torch.device) -> dgl.DGLGraph:
+    """A graph that takes the host longer than the GPU, every node with an in-edge."""
+    num_nodes = 2000
+    src = torch.randint(num_nodes, (10 * num_nodes,), device=device)
+    dst = torch.arange(10 * num_nodes, device=device) % num_nodes
+    graph = dgl.graph((src, dst), num_nodes=num_nodes)
+    graph.create_formats_()
+    return graph
+
+
+def microseconds(call: Callable[[], Any], calls: int = 2000) -> float:
+    """Of one call; the host's and the GPU's, whichever take longer."""
+    for _ in range(20):
+        call()
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    for _ in range(calls):
+        call()
+    torch.cuda.synchronize()
+    return (time.perf_counter() - begin) / calls * 1e6
+
+
+def forwards_of_the_host(device: torch.device) -> list[dict[str, Any]]:
+    """Microseconds of each layer's forward pass on a small graph, and of as many launches as it
+    has kernels: of torch's addition of small vectors."""
+    graph = small_graph(device)
+    x = torch.randn(graph.num_nodes(), FEATURES, device=device)
+    some, others = torch.zeros(2, 1000, device=device)
+    launch = microseconds(lambda: some.add_(others))
+    figures = []
+    for case in CASES:
+        layer = case.layer().to(device)
+
+        def forward(layer: torch.nn.Module = layer) -> torch.Tensor:
+            return layer(graph, x)
+
+        spent = microseconds(forward)
+        kinds = [torch.profiler.ProfilerActivity.CUDA]
+        with torch.profiler.profile(activities=kinds) as profile:
+            forward()
+            torch.cuda.synchronize()
+        cuda = torch.autograd.DeviceType.CUDA
+        kernels = sum(event.device_type == cuda for event in profile.events())
+        figures.append(
+            {
+                "case": case.name,
+                "forward_us": spent,
+                "kernels": kernels,
+                "launches_us": kernels * launch,
+                "over_us": spent - kernels * launch,
+            }
+        )
+    return figures
+
+
 def update_all_overhead(device: torch.device) -> dict[str, float]:
     """Microseconds of one ``update_all`` on a small graph, and of the kernel below it."""
-    src, dst = torch.randint(2000, (2, 20_000), device=device)
-    graph = dgl.graph((src, dst), num_nodes=2000)
-    graph.create_formats_()
-    x = graph.ndata["h"] = torch.randn(2000, 16, device=device)
+    graph = small_graph(device)
+    x = graph.ndata["h"] = torch.randn(graph.num_nodes(), 16, device=device)
     indptr, indices, _ = graph._graph.relations[0].csc()
-
-    def microseconds(call: Callable[[], Any], calls: int = 2000) -> float:
-        for _ in range(20):
-            call()
-        torch.cuda.synchronize(device)
-        begin = time.perf_counter()
-        for _ in range(calls):
-            call()
-        torch.cuda.synchronize(device)
-        return (time.perf_counter() - begin) / calls * 1e6
-
     with torch.no_grad():
         whole = microseconds(lambda: graph.update_all(fn.copy_u("h", "m"), fn.sum("m", "out")))
         operator = microseconds(lambda: spmm(indptr, indices, None, x, None, "copy_lhs", "sum"))

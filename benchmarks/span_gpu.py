@@ -5,10 +5,12 @@ other by NCCL, whose messages take the network's way also between GPUs of one ho
 ``--links=any`` lets them take NVLink's.
 
 Rows: distinct ids whose rows the other machine has, gathered through the store, beside the
-all-to-all of NCCL's own of as many bytes.  Steps: GraphSAGE on mini-batches from a store over all
-machines, beside those from a store with a copy on each; samples and features of both are compared
-first, bit for bit.  Beside the times is what came over the network, in how many collectives, how
-many of torch's operators a mini-batch took and for how many results of a GPU the host waits then.
+all-to-all of NCCL's own of as many bytes, and beside pylibwholegraph's gather from memory of its
+type 'distributed', in the fastest of some ways, where it is installed.  Steps: GraphSAGE on
+mini-batches from a store over all machines, beside those from a store with a copy on each; samples
+and features of both are compared first, bit for bit.  Beside the times is what came over the
+network, in how many collectives, how many of torch's operators a mini-batch took and for how many
+results of a GPU the host waits then.
 
     torchrun --nproc-per-node=2 -m benchmarks.span_gpu --out span_2.json
 
@@ -28,6 +30,7 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +44,14 @@ import dgl_mgpu
 import dgl  # isort: skip
 
 from benchmarks.figures import Figure, Report
+from benchmarks.peers.wholegraph import Gather, WholeGraph, connect
 from dgl_mgpu.comm import communicator
 from dgl_mgpu.comm.communicator import Communicator
 
 #: Of the bytes in a second of NCCL's own all-to-all.
 OF_ALL_TO_ALL = 0.85
+#: Of those that the peer gathers.
+TIMES_PEER = 1.3
 #: How long a step may take, in steps with a copy on each machine.
 TIMES_A_COPY = 1.25
 _COLLECTIVES = "all_to_all_single", "all_gather", "broadcast", "all_reduce"
@@ -102,8 +108,13 @@ class Bench:
         self._graph = power_law(options.nodes, options.edges)
 
     def run(self) -> None:
+        peer = connect(self._everyone, not self._options.no_peer)
         with self._store("job", 0.0) as store:
-            self._rows(store)
+            self._rows(store, peer)
+        if peer is not None:
+            peer.close()
+        if not self._options.replica_ratio:
+            return
         with self._store("machine") as copy:
             for ratio in self._options.replica_ratio:
                 with self._store("job", ratio) as store:
@@ -117,7 +128,7 @@ class Bench:
 
     # -- rows -----------------------------------------------------------------------------
 
-    def _rows(self, store: dgl_mgpu.GlobalStore) -> None:
+    def _rows(self, store: dgl_mgpu.GlobalStore, peer: WholeGraph | None) -> None:
         """Ids of the other machine's half, which is about where its nodes begin."""
         count, num_nodes = self._options.rows, self._options.nodes
         ranks, rank = self._everyone.size, self._everyone.rank
@@ -139,18 +150,52 @@ class Bench:
         def all_to_all() -> None:
             dist.all_to_all_single(room, rows, receives, sends)
 
-        seconds = self._in_turns({"ours": lambda: store.gather("feat", ids), "NCCL": all_to_all})
-        ours, peer = (self._over_ranks(seconds[name]) for name in ("ours", "NCCL"))
+        cases = {"ours": lambda: store.gather("feat", ids), "NCCL": all_to_all}
+        with contextlib.ExitStack() as using:
+            if peer is not None:
+                cases |= self._peers_ways(using.enter_context(self._peers_rows(peer)), ids, found)
+            seconds = self._in_turns(cases)
+        rates = {name: nbytes / self._over_ranks(each) / 1e9 for name, each in seconds.items()}
+        peers = {name: rate for name, rate in rates.items() if name.startswith("peer")}
         self._report.add(
             Figure(
                 f"{count} rows of {found[0].nbytes} B",
                 "GB/s",
-                nbytes / ours / 1e9,
-                ceiling=nbytes / peer / 1e9,
+                rates["ours"],
+                peer=max(peers.values(), default=None),
+                ceiling=rates["NCCL"],
+                times_peer=TIMES_PEER if peers else None,
                 of_ceiling=OF_ALL_TO_ALL,
-                more={"seconds": {name: [*each] for name, each in seconds.items()}},
+                more={"gb_per_second": rates, "seconds": seconds},
             )
         )
+
+    def _peers_rows(self, peer: WholeGraph) -> contextlib.AbstractContextManager[Gather]:
+        """The gather of the peer, which deals rows out by ranges of ids, too."""
+        rows = self._graph.ndata["feat"]
+
+        def make(ids: torch.Tensor) -> torch.Tensor:
+            return rows[ids.cpu()].to(ids.device)
+
+        return peer.table("cuda", *rows.shape, make, kind="distributed")
+
+    @staticmethod
+    def _peers_ways(
+        gather: Gather, ids: torch.Tensor, expected: torch.Tensor
+    ) -> dict[str, Callable[[], torch.Tensor]]:
+        """Also with ids of half the bytes, and in their order."""
+        order = ids.argsort()
+        ways = {}
+        for name, of, rows in (
+            ("peer", ids, expected),
+            ("peer, ids of 32 bits", ids.int(), expected),
+            ("peer, ids in order", ids[order], expected[order]),
+            ("peer, ids of 32 bits in order", ids[order].int(), expected[order]),
+        ):
+            if not torch.equal(gather(of), rows):
+                raise ValueError(f"{name}: other rows were gathered than the nodes have")
+            ways[name] = partial(gather, of)
+        return ways
 
     # -- steps ----------------------------------------------------------------------------
 
@@ -335,8 +380,10 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=50, help="of a pass that is timed")
     parser.add_argument("--repeats", type=int, default=5, help="timed turns")
     parser.add_argument(
-        "--replica-ratio", type=float, nargs="+", default=[0.1, 0.5, 0.0], help="of the bytes"
-    )
+        "--replica-ratio", type=float, nargs="*", default=[0.1, 0.5, 0.0],
+        help="of the bytes; steps are left out where none is named",
+    )  # fmt: skip
+    parser.add_argument("--no-peer", action="store_true", help="leave pylibwholegraph out")
     parser.add_argument("--links", choices=("network", "any"), default="network")
     parser.add_argument("--out", type=Path, help="write the figures here, as JSON")
     options = parser.parse_args()

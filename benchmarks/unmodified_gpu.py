@@ -1,11 +1,10 @@
 """Claim: an unmodified training loop runs at the speed of its GPU where its model is captured.
 
-Each case is a script as DGL's tutorials have it: ``DataLoader``, ``model(blocks, x)``, a loss,
-``backward()`` and fused Adam, over a graph and features in GPU memory, or pinned in the host's
-(``use_uva=True``). It runs eagerly, with ``dgl_mgpu.capture_models()``, and with the one change
-that ``dgl_mgpu.CapturedStep`` asks for, in turns. Captured losses are compared with eager ones.
-``--graph`` says on which graph. Beside a step's time stands the time of the GPU's kernels in it,
-from torch's profiler; kernels of two streams that overlap count twice.
+Each case is a script of ``benchmarks.unmodified_scripts``, over a graph and features in GPU memory
+or pinned in the host's (``use_uva=True``). It runs eagerly, with ``dgl_mgpu.capture_models()``, and
+with the one change that ``dgl_mgpu.CapturedStep`` asks for, in turns. Captured losses are compared
+with eager ones. ``--graph`` says on which graph. Beside a step's time stands the time of the GPU's
+kernels in it, from torch's profiler; kernels of two streams that overlap count twice.
 
     python -m benchmarks.unmodified_gpu --out unmodified_gpu.json
 """
@@ -16,27 +15,31 @@ import argparse
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 import dgl_mgpu
 
 import dgl  # isort: skip
-import torch.nn.functional as F  # isort: skip
-from dgl.dataloading import DataLoader, NeighborSampler  # isort: skip
-from dgl.nn import GATConv, GINConv, GraphConv, SAGEConv  # isort: skip
-from torch import nn  # isort: skip
 
 from benchmarks.gpu import this_device
 from benchmarks.graphs import graph_of, graph_options
 from benchmarks.machine import keep
+from benchmarks.unmodified_scripts import (
+    CASES,
+    Case,
+    Script,
+    graph_for,
+    made_graph,
+    sage_with_dropout,
+    script,
+)
 from dgl_mgpu.capture import calls
 
-FEATURES, HIDDEN, CLASSES = 128, 256, 47
 #: Steps before the first one that counts: prefetching and captures have settled by then.
 WARM_UP = 64
 #: Steps between two waits for the GPU: the host gets ahead of it by a few, and not by hundreds.
@@ -45,119 +48,14 @@ WINDOW = 16
 _TOLERANCE = 2e-2
 
 
-class Model(nn.Module):
-    """Layers with ReLU and dropout in between."""
-
-    def __init__(self, layers: Sequence[nn.Module], dropout: float = 0.0) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(layers)
-        self.dropout = nn.Dropout(dropout)
-
-    def forward(self, blocks: Sequence[Any], x: torch.Tensor) -> torch.Tensor:
-        """Scores of the seeds."""
-        for layer, block in zip(self.layers, blocks, strict=True):
-            x = layer(block, x).flatten(1)
-            if layer is not self.layers[-1]:
-                x = self.dropout(F.relu(x))
-        return x
-
-
-def widths(depth: int) -> itertools.pairwise[tuple[int, int]]:
-    """Numbers that a layer is given and makes, by layer."""
-    return itertools.pairwise([FEATURES, *[HIDDEN] * (depth - 1), CLASSES])
-
-
-def sage(depth: int) -> Model:
-    """GraphSAGE."""
-    return Model([SAGEConv(given, made, "mean") for given, made in widths(depth)])
-
-
-def sage_with_dropout(depth: int) -> Model:
-    """GraphSAGE, with dropout."""
-    return Model([SAGEConv(given, made, "mean") for given, made in widths(depth)], 0.5)
-
-
-def gcn(depth: int) -> Model:
-    """GCN, which looks for nodes without in-edges."""
-    return Model([GraphConv(given, made) for given, made in widths(depth)])
-
-
-def gin(depth: int) -> Model:
-    """GIN."""
-    return Model([GINConv(nn.Linear(given, made), "sum") for given, made in widths(depth)])
-
-
-def gat(depth: int) -> Model:
-    """GAT with 4 heads of 64."""
-    *inner, (last, _) = widths(depth)
-    return Model(
-        [*(GATConv(given, HIDDEN // 4, 4) for given, _ in inner), GATConv(last, CLASSES, 1)]
-    )
-
-
-@dataclass(frozen=True)
-class Case:
-    """A script; one with ``use_uva`` has its graph and features in the host's memory."""
-
-    model: Callable[[int], Model]
-    batch: int
-    fanouts: tuple[int, ...]
-    use_uva: bool = False
-
-    @property
-    def name(self) -> str:
-        memory = ", use_uva" if self.use_uva else ""
-        return f"{self.model.__name__} {self.batch} at {','.join(map(str, self.fanouts))}{memory}"
-
-    @property
-    def modes(self) -> tuple[str, ...]:
-        """How it runs.  GCN and GAT look at the GPU, which a captured step refuses."""
-        has_step = self.model not in (gcn, gat) and not self.use_uva
-        return ("eager", "captured", *(["step"] if has_step else []))
-
-
-CASES = (
-    Case(sage, 1024, (15, 10, 5)),
-    Case(sage, 1024, (25, 10)),
-    Case(sage, 6000, (25, 10)),
-    Case(sage_with_dropout, 1024, (15, 10, 5)),
-    Case(gcn, 1024, (15, 10, 5)),
-    Case(gin, 1024, (15, 10, 5)),
-    Case(gat, 1024, (15, 10, 5)),
-    Case(sage, 1024, (15, 10, 5), use_uva=True),
-)
-
-
-def script(
-    g: dgl.DGLGraph, case: Case, mode: str, steps: int
-) -> tuple[DataLoader, Model, torch.optim.Optimizer]:
-    """What a script makes before its first step: the loader, the model and the optimizer."""
-    torch.manual_seed(0)
-    dgl.seed(0)
-    dgl_mgpu.capture_models(mode == "captured")
-    device = this_device()
-    model = case.model(len(case.fanouts)).to(device)
-    optimizer = torch.optim.Adam(model.parameters(), 3e-3, fused=True)
-    seeds = torch.arange((steps + WARM_UP) * case.batch, dtype=g.idtype) % g.num_nodes()
-    sampler = NeighborSampler(case.fanouts, prefetch_node_feats=["feat"], prefetch_labels=["label"])
-    loader = DataLoader(
-        g,
-        seeds if case.use_uva else seeds.to(device),
-        sampler,
-        batch_size=case.batch,
-        device=device,
-        use_uva=case.use_uva,
-    )
-    return loader, model, optimizer
-
-
 def train(
     g: dgl.DGLGraph, case: Case, mode: str, steps: int, profiled: bool = False
 ) -> tuple[float, list[float], float | None]:
     """Milliseconds of a step (median), the losses, and milliseconds of kernels in a step."""
-    loader, model, optimizer = script(g, case, mode, steps)
+    dgl_mgpu.capture_models(mode == "captured")
+    of = script(g, case, steps + WARM_UP)
     losses, times, profile = [], [], None
-    for number, loss in enumerate(_steps(loader, model, optimizer, mode)):
+    for number, loss in enumerate(_steps(of, mode)):
         losses.append(loss.detach().clone())
         if (number + 1) % WINDOW == 0:
             torch.cuda.synchronize()
@@ -194,36 +92,23 @@ def require_captured(case: Case) -> None:
         raise RuntimeError(f"{case.name} was not captured: {[kind.refusal for kind in kinds]}")
 
 
-def _steps(
-    loader: Any, model: Model, optimizer: torch.optim.Optimizer, mode: str
-) -> Iterator[torch.Tensor]:
+def _steps(of: Script, mode: str) -> Iterator[torch.Tensor]:
     """The loss of each step."""
     if mode == "step":
         step = dgl_mgpu.CapturedStep(
-            model, lambda blocks: model(blocks, blocks[0].srcdata["feat"]), F.cross_entropy
+            of.model, lambda blocks: of.model(blocks, blocks[0].srcdata["feat"]), F.cross_entropy
         )
-        for batch in step.batches(loader):
+        for batch in step.batches(of.loader):
             loss = step(batch)
-            optimizer.step()
+            of.optimizer.step()
             yield loss
         return
-    for _, _, blocks in loader:
-        scores = model(blocks, blocks[0].srcdata["feat"])
-        loss = F.cross_entropy(scores, blocks[-1].dstdata["label"])
-        optimizer.zero_grad()
+    for batch in of.loader:
+        loss = of.loss(batch)
+        of.optimizer.zero_grad()
         loss.backward()
-        optimizer.step()
+        of.optimizer.step()
         yield loss
-
-
-def made_graph(indptr: torch.Tensor, src: torch.Tensor) -> dgl.DGLGraph:
-    """With self-loops, features and labels."""
-    nodes, device = len(indptr) - 1, indptr.device
-    none = torch.empty(0, dtype=torch.int32, device=device)
-    g = dgl.add_self_loop(dgl.graph(("csc", (indptr.int(), src, none)))).formats("csc")
-    g.ndata["feat"] = torch.randn(nodes, FEATURES, device=device)
-    g.ndata["label"] = torch.randint(CLASSES, (nodes,), device=device)
-    return g
 
 
 def require_same_losses(
@@ -275,9 +160,7 @@ def main() -> None:
     for case in CASES:
         if case.batch > g.num_nodes():
             continue  # of a real graph
-        if case.use_uva and g.device.type == "cuda":
-            g = g.to("cpu")  # which the loader pins
-        row = _row(g, case, options)
+        row = _row(graph_for(case, g), case, options)
         rows.append(row)
         shown = [row[f"{name}_ms"] for name in columns] + [row["ratio"]]
         cells = (f"{'' if it is None else format(it, '.2f'):>10}" for it in shown)

@@ -1,6 +1,6 @@
 """Claim: an unmodified script is 1.3 times as fast as a peer's, and captured 2.5 times.
 
-Ours is the script of ``unmodified_gpu``: DGL's DataLoader and SAGEConv, fused Adam, eager and
+Ours is a script of ``unmodified_scripts``: DGL's DataLoader and SAGEConv, fused Adam, eager and
 captured.  The peer trains the same GraphSAGE of torch-geometric's layers on mini-batches that
 pylibwholegraph samples and gathers, as its own examples do, from the same graph and features in GPU
 memory.  Its time is that of the fastest of its ways: each of ``LAYOUTS`` of a layer's edges, with
@@ -44,16 +44,8 @@ from benchmarks.graphs import graph_of, graph_options
 from benchmarks.machine import keep
 from benchmarks.peers.wholegraph import WholeGraph, connect, hops
 from benchmarks.sampling_gpu import Checker
-from benchmarks.unmodified_gpu import (
-    WARM_UP,
-    WINDOW,
-    Case,
-    made_graph,
-    require_same_losses,
-    sage,
-    train,
-    widths,
-)
+from benchmarks.unmodified_gpu import WARM_UP, WINDOW, require_same_losses, train
+from benchmarks.unmodified_scripts import Case, made_graph, sage, widths
 from dgl_mgpu.comm.communicator import Communicator
 
 #: Beginning at the seeds, or with ``--dgl-order`` as DGL's sampler reads them: ending there.

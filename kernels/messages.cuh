@@ -27,4 +27,20 @@ struct Messages {
   }
 };
 
+// The most that any machine has for another one in a round, as the heads that all have sent here
+// tell: what a message needs room for. All threads of a block call it together, and one writes it.
+__device__ __forceinline__ void write_longest(const Messages& received, int64 num_machines,
+                                              int64* longest) {
+  __shared__ uint64 most;
+  if (threadIdx.x == 0) most = 0;
+  __syncthreads();
+  for (int64 pair = threadIdx.x; pair < num_machines * num_machines; pair += blockDim.x) {
+    const int64 from = pair / num_machines, to = pair % num_machines;
+    if (from == to) continue;
+    atomicMax(&most, static_cast<uint64>(received.Head(from)[kNotes + to]));
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) *longest = static_cast<int64>(most);
+}
+
 }  // namespace dgl_mgpu

@@ -23,25 +23,45 @@ __device__ __forceinline__ int owner_of(int64 id, const int64* bounds, int num_m
   return first;
 }
 
-// `counts` has for each call to the same messages a row: ids for each machine, of this call and
-// those before; blocks that are done; and how far before the end of the ids the first bad one is.
-// `own` gets the ids of rows that are here; if it is null, their places are those of the rows.
+template <typename Id, typename Position, typename Sent>
+struct Requests {
+  const Id* ids;
+  int64 most_ids;
+  const int64* exact_ids;
+  const Position* position;
+  int64 num_rows;
+  const int64* bounds;
+  int64 num_machines;
+  int64 machine;
+  Sent* own;  // gets the ids of rows that are here; if it is null, their places are those of the rows
+  Messages messages;
+  int64 room;
+  int64 number;  // of calls before to the same messages
+  // Zeros, which a launch leaves so: ids for each machine, blocks that are done, and how far before
+  // the end of the ids the first bad one is.
+  uint64* counters;
+  int64* places;
+  Notes notes;
+
+  __device__ __forceinline__ int64 FirstWord(int64 call) const {
+    return kNotes + call * (num_machines + 1);
+  }
+  // Ids for a machine in calls before.
+  __device__ __forceinline__ int64 Before(int64 other) const {
+    return number == 0 ? 0 : messages.Head(0)[FirstWord(number - 1) + other];
+  }
+};
+
 template <typename Id, typename Position, typename Sent>
 __global__ void __launch_bounds__(kThreads)
-    write_requests(const Id* ids, int64 most_ids, const int64* exact_ids, const Position* position,
-                   int64 num_rows, const int64* bounds, int64 num_machines, int64 machine,
-                   Sent* own, const Messages messages, int64 room,
-                   const __grid_constant__ Notes notes, int64 number, int64* counts,
-                   int64* places) {
+    write_requests(const __grid_constant__ Requests<Id, Position, Sent> asked) {
   __shared__ int block_counts[kMostMachines];
   __shared__ int64 firsts[kMostMachines];
   __shared__ bool is_last;
-  const int machines = static_cast<int>(num_machines);
-  const int64 count = count_of(most_ids, exact_ids);
-  uint64* mine = reinterpret_cast<uint64*>(counts + number * (num_machines + 2));
-  const int64* before = number > 0 ? counts + (number - 1) * (num_machines + 2) : nullptr;
-  uint64* done = mine + num_machines;
-  uint64* bad = done + 1;
+  const int machines = static_cast<int>(asked.num_machines);
+  const int64 count = count_of(asked.most_ids, asked.exact_ids), room = asked.room;
+  uint64* const done = asked.counters + machines;
+  uint64* const bad = done + 1;
   constexpr int64 kTile = kThreads * kAtOnce;
 
   for (int64 tile = blockIdx.x * kTile; tile < count; tile += gridDim.x * kTile) {
@@ -54,40 +74,43 @@ __global__ void __launch_bounds__(kThreads)
       const int64 i = tile + u * kThreads + threadIdx.x;
       owner[u] = -1;
       if (i >= count) continue;
-      id[u] = ids[i];
-      if (id[u] < 0 || id[u] >= num_rows) {
+      id[u] = asked.ids[i];
+      if (id[u] < 0 || id[u] >= asked.num_rows) {
         atomicMax(bad, static_cast<uint64>(count - i));
-        places[i] = 0;
+        asked.places[i] = 0;
         continue;
       }
-      const int64 at = position == nullptr ? id[u] : static_cast<int64>(position[id[u]]);
-      if (at >= 0 && own == nullptr) {
-        places[i] = num_machines * room + at;
+      const int64 at =
+          asked.position == nullptr ? id[u] : static_cast<int64>(asked.position[id[u]]);
+      if (at >= 0 && asked.own == nullptr) {
+        asked.places[i] = machines * room + at;
         continue;
       }
-      owner[u] = at >= 0 ? static_cast<int>(machine) : owner_of(id[u], bounds, machines);
+      owner[u] = at >= 0 ? static_cast<int>(asked.machine)
+                         : owner_of(id[u], asked.bounds, machines);
       slot[u] = atomicAdd(&block_counts[owner[u]], 1);
     }
     __syncthreads();
     for (int other = threadIdx.x; other < machines; other += kThreads) {
       if (block_counts[other] == 0) continue;
-      const int64 first = atomicAdd(mine + other, static_cast<uint64>(block_counts[other]));
-      const bool is_own = own != nullptr && other == machine;
-      firsts[other] = first + (before == nullptr || is_own ? 0 : before[other]);
+      const int64 first =
+          atomicAdd(asked.counters + other, static_cast<uint64>(block_counts[other]));
+      const bool is_own = asked.own != nullptr && other == asked.machine;
+      firsts[other] = first + (is_own ? 0 : asked.Before(other));
     }
     __syncthreads();
 #pragma unroll
     for (int u = 0; u < kAtOnce; ++u) {
       if (owner[u] < 0) continue;
       const int64 i = tile + u * kThreads + threadIdx.x, at = firsts[owner[u]] + slot[u];
-      if (own != nullptr && owner[u] == machine) {
-        own[at] = static_cast<Sent>(id[u]);
-        places[i] = num_machines * room + at;
+      if (asked.own != nullptr && owner[u] == asked.machine) {
+        asked.own[at] = static_cast<Sent>(id[u]);
+        asked.places[i] = machines * room + at;
       } else if (at < room) {
-        messages.Elements<Sent>(owner[u])[at] = static_cast<Sent>(id[u]);
-        places[i] = owner[u] * room + at;
+        asked.messages.template Elements<Sent>(owner[u])[at] = static_cast<Sent>(id[u]);
+        asked.places[i] = owner[u] * room + at;
       } else {
-        places[i] = -1;
+        asked.places[i] = -1;
       }
     }
     __syncthreads();
@@ -101,19 +124,21 @@ __global__ void __launch_bounds__(kThreads)
   }
   __syncthreads();
   if (!is_last) return;
-  const int64 first_word = kNotes + number * (num_machines + 1);
-  for (int64 other = threadIdx.x; other < num_machines; other += kThreads) {
+  const int64 first_word = asked.FirstWord(asked.number);
+  for (int other = threadIdx.x; other < machines; other += kThreads) {
     const int64 total =
-        *reinterpret_cast<volatile int64*>(mine + other) + (before == nullptr ? 0 : before[other]);
-    mine[other] = static_cast<uint64>(total);
-    for (int64 to = 0; to < num_machines; ++to) messages.Head(to)[first_word + other] = total;
+        *reinterpret_cast<volatile int64*>(asked.counters + other) + asked.Before(other);
+    for (int to = 0; to < machines; ++to) asked.messages.Head(to)[first_word + other] = total;
+    asked.counters[other] = 0;
   }
   const int64 from_end = *reinterpret_cast<volatile int64*>(bad);
-  for (int64 to = threadIdx.x; to < num_machines; to += kThreads) {
-    int64* head = messages.Head(to);
-    head[first_word + num_machines] = from_end == 0 ? -1 : count - from_end;
-    for (int word = 0; word < kNotes; ++word) head[word] = notes.words[word];
+  for (int to = threadIdx.x; to < machines; to += kThreads) {
+    int64* head = asked.messages.Head(to);
+    head[first_word + machines] = from_end == 0 ? -1 : count - from_end;
+    for (int word = 0; word < kNotes; ++word) head[word] = asked.notes.words[word];
   }
+  __syncthreads();
+  if (threadIdx.x == 0) *done = *bad = 0;
 }
 
 }  // namespace dgl_mgpu

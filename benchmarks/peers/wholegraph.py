@@ -85,8 +85,11 @@ def connect(ranks: Communicator, wanted: bool) -> WholeGraph | None:
 
 
 class WholeGraph:
-    """Its memory over all ranks' GPUs ('cuda') or the host's ('cpu'), of type 'continuous':
-    the fastest one, in which a rank reads the others' memory directly."""
+    """Its memory over all ranks' GPUs ('cuda') or the host's ('cpu').
+
+    It is of type 'continuous', the fastest one, in which a rank reads the others' memory directly,
+    where no method says otherwise; that of type 'distributed' ranks ask each other for, by NCCL.
+    """
 
     def __init__(self, ranks: Communicator) -> None:
         import pylibwholegraph.torch as wholegraph
@@ -100,10 +103,12 @@ class WholeGraph:
         self._communicator = wholegraph.get_global_communicator("nccl")
 
     @contextlib.contextmanager
-    def _memory(self, where: str, shape: list[int], dtype: torch.dtype) -> Iterator[Any]:
+    def _memory(
+        self, where: str, shape: list[int], dtype: torch.dtype, kind: str = "continuous"
+    ) -> Iterator[Any]:
         strides = [*shape[1:], 1]
         tensor = self._wholegraph.create_wholememory_tensor(
-            self._communicator, "continuous", where, shape, dtype, strides
+            self._communicator, kind, where, shape, dtype, strides
         )
         try:
             yield tensor
@@ -123,9 +128,14 @@ class WholeGraph:
         return self.table(where, num_rows, row_bytes // 4, numbered_words(row_bytes // 4))
 
     @contextlib.contextmanager
-    def table(self, where: str, num_rows: int, width: int, make: Make) -> Iterator[Gather]:
-        """The gather from a table of float32 rows that ``make`` makes of their ids; collective."""
-        with self._memory(where, [num_rows, width], torch.float32) as tensor:
+    def table(
+        self, where: str, num_rows: int, width: int, make: Make, kind: str = "continuous"
+    ) -> Iterator[Gather]:
+        """The gather from a table of float32 rows that ``make`` makes of their ids; collective.
+
+        From memory of type 'distributed' so is each gather.
+        """
+        with self._memory(where, [num_rows, width], torch.float32, kind) as tensor:
             self._fill(tensor, num_rows, make)
             yield tensor.gather
 

@@ -33,7 +33,7 @@ _UNSIGNED = (
 )
 
 _ACTION = "exchange with the machine's other ranks"
-_INTEGERS = torch.int32, torch.int64
+_INTEGERS = torch.int32, torch.int64, torch.uint8
 
 # How long GPUs wait for each other's tensors, which all ranks were about to send; then NCCL ends
 # the process, which cannot be notified in any other way.
@@ -134,20 +134,22 @@ class Communicator:
         rows: torch.Tensor,
         sending: Sequence[int] | None = None,
         receiving: Sequence[int] | None = None,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Send each rank its rows, and return those that the ranks send here, by rank.
 
         From GPU to GPU (NCCL) where every rank has ``rows`` on a GPU of its own, else over the
         hosts (gloo).  ``rows``, of shape (n, ...), are contiguous and have the same dtype and row
         shape on all ranks.  ``sending`` and ``receiving`` count those for and from each rank; left
-        out, they are as many for and from all.
+        out, they are as many for and from all.  ``out`` are integers as ``rows``, and get what is
+        received.
         """
         if self.size == 1:
             return rows
         # Collectives do not know all types.
         numbers = rows if rows.dtype in _INTEGERS else as_bytes(rows)
         count = len(rows) if receiving is None else sum(receiving)
-        received = numbers.new_empty(count, *numbers.shape[1:])
+        received = numbers.new_empty(count, *numbers.shape[1:]) if out is None else out
         direct = self._has_own_gpus(rows.device)
         if numbers.shape[1:].numel():
             sent = numbers if direct else numbers.cpu()
@@ -161,7 +163,8 @@ class Communicator:
                     group=self._gpu_group if direct else group.group,
                 )
             )
-            received = arrived.to(rows.device)
+            if arrived is not received:
+                received.copy_(arrived)
         if numbers is rows:
             return received
         return received.view(rows.dtype).reshape(len(received), *rows.shape[1:])
@@ -223,8 +226,9 @@ class Communicator:
 
         This rank leaves the group, with word of why: the others raise RankFailedError with that, at
         whatever collective they are, and every later call raises.  Over NCCL they do so when the
-        host next exchanges something, or end when their time is over.  Not for typed errors,
-        which all ranks raise or have been told of.
+        host next exchanges something; who waits for NCCL meanwhile ends when its time is over, or
+        is ended by what watches the machines.  Not for typed errors, which all ranks raise or have
+        been told of.
         """
         try:
             yield
@@ -235,6 +239,8 @@ class Communicator:
             raise
 
     def _leave(self, reason: str) -> None:
+        global _failure
+        _failure = reason
         if self._group is not None:
             with contextlib.suppress(RuntimeError):  # of a store that is gone
                 self._group.say_why(reason)
@@ -291,12 +297,19 @@ def _without_frames(error: Exception) -> Exception:
 _groups: tuple[object, Communicator, Communicator, Communicator] | None = None
 #: Of those groups, and the ranks across machines.
 _across: tuple[object, Communicator] | None = None
+#: Why this rank has left a group of its job.
+_failure: str | None = None
 
 
 def forget_groups() -> None:
     """Let go of the groups of a job that ends, before torch's own are destroyed."""
-    global _groups, _across
-    _groups = _across = None
+    global _groups, _across, _failure
+    _groups = _across = _failure = None
+
+
+def own_failure() -> str | None:
+    """Why this rank has failed alone (:meth:`Communicator.told_of_errors`); None if it has not."""
+    return _failure
 
 
 def _known_groups() -> tuple[Communicator, Communicator, Communicator]:

@@ -6,10 +6,10 @@ place below DGLGraph and overrides the methods of `HeteroGraphIndex` one by one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from dgl import backend as F
@@ -24,6 +24,8 @@ from dgl_mgpu.graph.dispatch import TensorBacked, has_library, tensor_backed_gra
 from dgl_mgpu.graph.errors import raising_dgl_errors
 from dgl_mgpu.graph.host_ids import moved, takes_ids_of_gpus
 from dgl_mgpu.graph.relation import FORMATS, Compressed, Coo, Relation, Unnumbered, ranges
+
+T = TypeVar("T")
 
 _CPU = 1  # DGLContext's device type
 _context = cache(to_dgl_context)
@@ -390,6 +392,15 @@ class TensorIndex(HeteroGraphIndex, TensorBacked):
     @raising_dgl_errors
     def out_degrees(self, etype: int, v: torch.Tensor | None) -> torch.Tensor:
         return self.relations[etype].out_degrees(v)
+
+    @raising_dgl_errors
+    def of_degrees(self, etype: int, side: str, name: Hashable, make: Callable[[Any], T]) -> T:
+        """`Relation.of_degrees` of an edge type."""
+        return self.relations[etype].of_degrees(side, name, make)
+
+    def lacks_in_edges(self, etype: int) -> bool:
+        """Whether some node has no in-edges of a type; the host waits at the first call."""
+        return self.of_degrees(etype, "in", "lacks", lambda counts: bool((counts == 0).any()))
 
 
 def _has_parallel_edges(relation: Relation) -> bool:

@@ -5,14 +5,17 @@ Takes the place of DGL's C++ unit graph, on every device.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Hashable
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
 from dgl_mgpu.errors import IdOutOfRangeError, InvalidInputError
 from dgl_mgpu.ops import transpose
 from dgl_mgpu.ops.transpose import group_on_cpu
+from dgl_mgpu.utils.streams import is_capturing
+
+T = TypeVar("T")
 
 FORMATS = ("coo", "csr", "csc")
 
@@ -145,7 +148,7 @@ class TypedSources(NamedTuple):
 class _Held:
     """The formats that exist; a relation and its reverse share one."""
 
-    __slots__ = ("coo", "csc", "csr", "ends", "kept", "pairs", "typed")
+    __slots__ = ("coo", "csc", "csr", "degrees", "ends", "kept", "pairs", "typed")
 
     def __init__(self, coo: Coo | None, csr: Compressed | None, csc: Compressed | None) -> None:
         self.coo = coo
@@ -160,6 +163,8 @@ class _Held:
         self.typed: list[tuple[torch.Tensor, Any, TypedSources | None] | None] = [None, None]
         #: `Relation.kept_with`, by format.
         self.kept: dict[str, dict[Any, Any]] = {}
+        #: What `Relation.of_degrees` has made, by format and name.
+        self.degrees: dict[tuple[str, Hashable], Any] = {}
 
 
 class Relation:
@@ -365,6 +370,21 @@ class Relation:
             ends, count = other.indices, self.num_dst if name == "csc" else self.num_src
             return ends.new_zeros(count).index_add_(0, ends, torch.ones_like(ends))
         return self._compressed(name).degrees(nodes)
+
+    def of_degrees(self, side: str, name: Hashable, make: Callable[[torch.Tensor], T]) -> T:
+        """What is made of the "in"- or "out"-degrees of all nodes, kept by a name.
+
+        Layers ask for it at every call, and a graph does not change.
+        """
+        is_csc = (side == "in") != self._reversed
+        kept, key = self._held.degrees, ("csc" if is_csc else "csr", name)
+        if key not in kept:
+            with torch.inference_mode(False), torch.no_grad():
+                found = make(self.in_degrees() if side == "in" else self.out_degrees())
+            if is_capturing(self.device) or torch._C._len_torch_dispatch_stack():
+                return found  # has its values at a replay, or is no tensor with values
+            kept[key] = found
+        return kept[key]
 
     def pairs(self) -> Compressed:
         """The CSR whose entries are also in the order of (destination, edge id) in each row."""

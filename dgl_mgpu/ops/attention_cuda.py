@@ -222,6 +222,7 @@ def _aligned_one(tensor: Tensor | None) -> Tensor | None:
     return tensor.clone()
 
 
+@functools.lru_cache(maxsize=256)
 def _bits(value: float) -> int:
     bits: int
     (bits,) = struct.unpack("q", struct.pack("d", value))

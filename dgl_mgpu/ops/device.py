@@ -70,6 +70,27 @@ class Kernel:
         return driver.resident_blocks(self, device, threads)
 
 
+class Launch:
+    """A launch of a kernel that is prepared once, and changed a little before each time.
+
+    ``arguments`` may be replaced; ``words``, int64, are those of the first one, a packed struct.
+    """
+
+    __slots__ = ("_blocks", "_device", "_kernel", "_threads", "arguments", "words")
+
+    def __init__(
+        self, kernel: Kernel, blocks: int, threads: int, *arguments: Any, device: torch.device
+    ) -> None:
+        self._kernel, self._blocks, self._threads, self._device = kernel, blocks, threads, device
+        self.arguments = [*arguments]
+        if isinstance(arguments[0], np.ndarray):
+            self.words = arguments[0].data.cast("B").cast("q")
+
+    def __call__(self) -> None:
+        """Launch it on the device's current stream; returns at once."""
+        self._kernel(self._blocks, self._threads, *self.arguments, device=self._device)
+
+
 class Event(Protocol):
     """A point in a stream's work, as a CUDA event records it."""
 

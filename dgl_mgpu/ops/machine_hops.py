@@ -4,7 +4,8 @@ Nothing waits between hops.  Each is these kernels, launched for as many ids as 
 to the machines that have their edges (:mod:`dgl_mgpu.ops.requests`); each machine samples what it
 was asked for and what it has itself, and answers; a machine joins what it receives, in the order
 of its ids, and numbers the nodes.  How many there are kernels read from the heads of messages,
-where kernels before them have left it.
+where kernels before them have left it.  What is the same for every mini-batch is prepared once, in
+:class:`PreparedHops`: the launches, and the memory of all that is no result.
 
 Messages have room for a number of ids, and of edges.  If some have too little, kernels stay within
 it, the hops have other results than they should, and the heads tell all machines how much room was
@@ -16,6 +17,7 @@ needed.  An answer to so many ids is, behind its head::
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -24,29 +26,36 @@ import torch
 from torch import Tensor
 
 from dgl_mgpu.ops import device as gpu
-from dgl_mgpu.ops.device import Kernel, c_type
+from dgl_mgpu.ops.device import Kernel, Launch, c_type
 from dgl_mgpu.ops.edges import HopOptions
 from dgl_mgpu.ops.requests import (
     NOTES,
+    REQUESTED,
     Owners,
     RequestMessages,
     RequestOptions,
-    launch_requests,
-    messages_struct,
+    message_words,
+    requests_launch,
 )
-from dgl_mgpu.ops.sample import HopOutputs, sample_hop
-from dgl_mgpu.ops.unique import number_nodes
+from dgl_mgpu.ops.sample import HOP_KEY, HopOutputs, hop_launch
+from dgl_mgpu.ops.unique import NUMBERED, numbering_launch
 from dgl_mgpu.ops.view import GraphView, tiered_rows
-from dgl_mgpu.ops.workspace import NodePrefix, Workspace, beginning
+from dgl_mgpu.ops.workspace import NodePrefix, Workspace, cut_to_size
 
 _THREADS, _LANES = 256, 8
 #: Edges that a thread copies.
 _COPIES = 4
-#: Words of a report: the first bad seed and end of a sample, and those of numbering, the first bad
-#: place, overflow and nodes.
-_SAMPLED, _NUMBERED, _NODES = 2, 3, 2
+#: Words of a hop's report.  For each machine the first bad seed and the end of what was sampled for
+#: it; then the hop's edges, the most ids and edges that any machine sent another, and what
+#: numbering reports: the first bad place, overflow and nodes.
+_SAMPLED, _TOTAL, _IDS, _EDGES, _NUMBERED, _NODES = 2, -6, -5, -4, -3, -1
 #: Edges of all hops up to which room for the largest possible sample is made in advance.
 MAX_EDGES = 1 << 25
+#: Notes of requests of all hops but the first, whose own have told everything.
+_NO_NOTES = (0,) * NOTES
+#: Places in the kernels' structs of what differs from batch to batch.
+_ASKED = 0  # of ``Sampled``
+_PLACES, _INDPTR, _NEIGHBORS, _EIDS = 0, 15, 16, 17  # of ``Joined``
 
 
 class Room(NamedTuple):
@@ -61,15 +70,12 @@ class Room(NamedTuple):
         return self.ids + 2
 
 
-class MachineHop(NamedTuple):
-    """How a hop is sampled: for each machine that asks, by its key."""
+class Hop(NamedTuple):
+    """How a hop is sampled."""
 
-    by_machine: Sequence[HopOptions]
+    fanout: int
+    replace: bool
     room: Room
-
-    @property
-    def fanout(self) -> int:
-        return self.by_machine[0].fanout
 
 
 @dataclass(frozen=True)
@@ -80,22 +86,31 @@ class Network:
     head_words: int
     dtype: torch.dtype  # of ids as they are sent
     num_machines: int
-    #: Sends each machine its message, and gives those that machines send here.
-    exchange: Callable[[Tensor], Tensor]
+    #: Sends each machine its message, into the second tensor those that machines send here.
+    exchange: Callable[[Tensor, Tensor], object]
 
     @property
     def head_elements(self) -> int:
         """Elements of a message that its head takes."""
         return self.head_words * torch.int64.itemsize // self.dtype.itemsize
 
-    def heads(self, messages: Tensor) -> Tensor:
-        """int64, shape (machines, head_words)."""
-        return messages.view(torch.int64)[:, : self.head_words]
-
     def new_messages(self, elements: int, device: torch.device) -> Tensor:
         """Messages to all machines, with heads and so many elements."""
         shape = self.num_machines, self.head_elements + elements
         return torch.empty(shape, dtype=self.dtype, device=device)
+
+
+class Requests(NamedTuple):
+    """What machines ask each other of a hop.
+
+    ``places`` are where the answers of this machine's ids will be, and ``own`` its ids that are
+    here, as :func:`dgl_mgpu.ops.requests.write_requests` gives them; ``received`` are the messages
+    of all machines.
+    """
+
+    places: Tensor
+    own: Tensor
+    received: Tensor
 
 
 class Edges(NamedTuple):
@@ -123,18 +138,21 @@ def most_nodes(num_seeds: int, fanouts: Sequence[int], num_nodes: int) -> list[i
     return most if edges <= MAX_EDGES else None
 
 
-class MachineBatch:
-    """A mini-batch on its way through the hops.
+class PreparedHops:
+    """The launches of the hops of mini-batches of as many seeds.
+
+    The memory that they share is free for the next mini-batch of the same stream once this one is
+    launched.  Make and use it with the workspace's lock held.
 
     Parameters
     ----------
     space : Workspace
-        Of the current stream.  Hold its lock from the first call to the last.
+        Of the current stream.
     view : GraphView
         What this machine has of the graph.
-    seeds : Tensor, the graph's idtype, shape (n,)
     most : sequence of int
-        As :func:`most_nodes` gives them for these seeds.
+        As :func:`most_nodes` gives them.
+    hops : sequence of Hop
     network : Network
     """
 
@@ -142,165 +160,224 @@ class MachineBatch:
         self,
         space: Workspace,
         view: GraphView,
-        seeds: Tensor,
         most: Sequence[int],
+        hops: Sequence[Hop],
         network: Network,
     ) -> None:
-        self._space, self._view, self._network, self._most = space, view, network, most
-        self._device, self._num_seeds = seeds.device, len(seeds)
-        self._nodes = seeds.new_empty(most[-1])
-        self._nodes[: len(seeds)] = seeds
-        #: How many nodes there are, on the device; None where the host knows it.
-        self._known: Tensor | None = None
-        self._edges: list[Edges] = []
-        self._reports: list[Tensor] = []
-
-    def ask(self, room: int, notes: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
-        """Ask for edges of the nodes so far.
-
-        Returns where the answers will be, the nodes whose edges are here, and what other machines
-        ask for.
-        """
-        size, network = self._network.num_machines, self._network
-        messages = network.new_messages(room, self._device)
-        counts = torch.zeros(1, size + 2, dtype=torch.int64, device=self._device)
-        ids = self._ids
-        own = torch.empty(ids.most, dtype=network.dtype, device=self._device)
-        places = launch_requests(
-            RequestMessages(messages, counts, network.head_words),
-            ids,
-            self._view.position,
-            self._view.num_rows,
-            network.owners,
-            RequestOptions(notes, 0),
-            own,
-        )
-        asked = network.exchange(messages)
-        self._reports.append(network.heads(asked))
-        return places, own, asked
-
-    def sample(
-        self,
-        hop: MachineHop,
-        places: Tensor,
-        own: Tensor,
-        asked: Tensor,
-        notes: Sequence[int],
-    ) -> None:
-        """Sample what is asked here, and number the nodes of that and of what others answer.
-
-        Parameters are the hop, what :meth:`ask` has returned, and notes of the answers' heads.
-        """
-        network, room, ids, size = self._network, hop.room, self._ids, len(asked)
-        rooms = gpu.struct(room.ids, room.starts, room.edges)
-        report = torch.empty(
-            _SAMPLED * size + 1 + _NUMBERED, dtype=torch.int64, device=self._device
-        )
-        ends, total = report[1:], report[_SAMPLED * size : _SAMPLED * size + 1]
-        samples, mine = self._sample_asked(hop, own, asked, report)
-        answers = network.new_messages(room.starts + 2 * room.edges, self._device)
-        write = _kernel("write_samples", self._nodes.dtype, network.dtype)
-        wanted = -(-room.edges // (_COPIES * _THREADS))
-        write(
-            gpu.blocks_within(write, _THREADS, wanted, self._device), _THREADS,
-            messages_struct(asked, network.head_words), size, network.owners.machine,
-            samples.indptr, ends, samples.neighbors, samples.eids,
-            messages_struct(answers, network.head_words), rooms, gpu.packed(notes),
-            device=self._device,
-        )  # fmt: skip
-        received = network.exchange(answers)
-
-        joined = self._new_edges(ids.most + 1, ids.most * hop.fanout)
-        join = _kernel("join_samples", self._nodes.dtype, network.dtype)
-        blocks = gpu.blocks_within(join, _THREADS, -(-_LANES * ids.most // _THREADS), self._device)
-        join(
-            blocks, _THREADS, places, ids.most, ids.exact,
-            messages_struct(received, network.head_words), gpu.struct(*mine), size, rooms,
-            hop.fanout, self._view.num_cols, *joined, self._space.control(blocks), total,
-            device=self._device,
-        )  # fmt: skip
-        numbered, most = report[-_NUMBERED:], self._most[len(self._edges) + 1]
-        number_nodes(self._space, ids, joined.neighbors, total, most, numbered)
-        self._known = numbered[_NODES:]
-        self._edges.append(joined)
-        self._reports += network.heads(received), report[_SAMPLED * size :]
+        self.hops = hops
+        self._space, self._view, self._device = space, view, view.tiers.device
+        edges = [count * hop.fanout for count, hop in zip(most, hops, strict=False)]
+        #: Of the results: nodes, and neighbors and edge ids of each hop; and where edges begin.
+        self._id_sizes = [most[-1], *itertools.chain.from_iterable(zip(edges, edges, strict=True))]
+        self._start_sizes = [count + 1 for count in most[:-1]]
+        words = _SAMPLED * network.num_machines - _TOTAL
+        self._reports = torch.empty(len(hops), words, dtype=torch.int64, device=self._device)
+        self._generation = -1
+        # Until no buffer of the workspace was still too small.
+        while not self.is_valid:
+            self._generation, self._launches = space.generation, []
+            nodes, *of_hops = self._new_results()[0]
+            known = None
+            for number, hop in enumerate(hops):
+                seeds, report = NodePrefix(nodes, most[number], known), self._reports[number]
+                neighbors = of_hops[2 * number]
+                self._launches.append(
+                    _Launches(space, view, network, hop, seeds, neighbors, most[number + 1], report)
+                )
+                known = report[_NODES:]
 
     @property
-    def _ids(self) -> NodePrefix:
-        most = self._most[len(self._edges)]
-        return NodePrefix(self._nodes, most, self._known)
+    def is_valid(self) -> bool:
+        """Whether the workspace still has the buffers that it was made for."""
+        return self._generation == self._space.generation
 
-    def _new_edges(self, num_starts: int, num_edges: int) -> Edges:
-        neighbors = self._nodes.new_empty(num_edges)
-        indptr = torch.empty(num_starts, dtype=torch.int64, device=self._device)
-        return Edges(indptr, neighbors, torch.empty_like(neighbors))
+    def launch(self, first: Requests, seeds: Tensor, keys: Sequence[Sequence[int]]) -> HopsInFlight:
+        """Launch all hops of a mini-batch; its results are this batch's alone.
 
-    def _sample_asked(
-        self, hop: MachineHop, own: Tensor, asked: Tensor, report: Tensor
-    ) -> tuple[Edges, Edges]:
-        """Samples for the other machines, one after the other, and for this one.
-
-        They end where ``report`` says.
+        Parameters
+        ----------
+        first : Requests
+            Of the first hop.
+        seeds : Tensor, the graph's idtype, shape (n,)
+        keys : sequence of sequence of int
+            Folded keys of each hop, by machine that asks.
         """
-        network, size, most = self._network, len(asked), hop.room.ids
-        samples = self._new_edges(size * (most + 1), (size - 1) * most * hop.fanout)
-        mine = self._new_edges(len(own) + 1, len(own) * hop.fanout)
-        ids = asked[:, network.head_elements :]
-        counts = network.heads(asked)[:, NOTES + network.owners.machine]
+        (nodes, *of_hops), starts, buffers = self._new_results()
+        nodes[: len(seeds)] = seeds
+        for number, (hop, of_machines) in enumerate(zip(self._launches, keys, strict=True)):
+            asked = hop.ask(nodes) if number else first
+            edges = Edges(starts[number], *of_hops[2 * number : 2 * number + 2])
+            hop.launch(asked, nodes, edges, of_machines)
+        report = gpu.driver.host_buffer(self._reports.numel())
+        report.view(self._reports.shape).copy_(self._reports, non_blocking=True)
+        reported = gpu.driver.mark(self._device)
+        sizes = self._id_sizes, self._start_sizes
+        return HopsInFlight(buffers, sizes, len(seeds), report, reported)
+
+    def _new_results(self) -> tuple[Sequence[Tensor], Sequence[Tensor], tuple[Tensor, Tensor]]:
+        ids = torch.empty(sum(self._id_sizes), dtype=self._view.idtype, device=self._device)
+        starts = torch.empty(sum(self._start_sizes), dtype=torch.int64, device=self._device)
+        parts = ids.split_with_sizes(self._id_sizes), starts.split_with_sizes(self._start_sizes)
+        return *parts, (ids, starts)
+
+
+class _Launches:
+    """The launches of a hop, and the memory that they share.
+
+    ``seeds`` are the nodes of the mini-batch so far, and ``neighbors`` its results; those of each
+    batch take their places.
+    """
+
+    def __init__(
+        self,
+        space: Workspace,
+        view: GraphView,
+        network: Network,
+        hop: Hop,
+        seeds: NodePrefix,
+        neighbors: Tensor,
+        most_after: int,
+        report: Tensor,
+    ) -> None:
+        self._network, self._room = network, hop.room
+        size, machine, device = network.num_machines, network.owners.machine, view.tiers.device
+        room, fanout, most = hop.room, hop.fanout, seeds.most
+        ends, total = report[1:], report[_TOTAL:]
+
+        def words(count: int) -> Tensor:
+            return torch.empty(count, dtype=torch.int64, device=device)
+
+        def new_edges(num_starts: int, num_edges: int) -> Edges:
+            ids = torch.empty(2, num_edges, dtype=view.idtype, device=device)
+            return Edges(words(num_starts), *ids)
+
+        def messages(elements: int) -> Tensor:
+            return network.new_messages(elements, device)
+
+        self._sent, received = messages(room.ids), messages(room.ids)
+        own = torch.empty(most, dtype=network.dtype, device=device)
+        self._asked = Requests(words(most), own, received)
+        answer = room.starts + 2 * room.edges
+        self._answers, self._answered = messages(answer), messages(answer)
+        self._samples = new_edges(size * (room.ids + 1), (size - 1) * room.ids * fanout)
+        self._mine = mine = new_edges(most + 1, most * fanout)
+
+        self._request = requests_launch(
+            space, RequestMessages(self._sent, network.head_words), seeds, view.position,
+            view.num_rows, network.owners, RequestOptions(_NO_NOTES, 0), own, self._asked.places,
+        )  # fmt: skip
+        options = HopOptions(fanout, hop.replace, 0, view.sms)
+        self._sample: list[Launch] = []
         start = None
-        for machine, options in enumerate(hop.by_machine):
-            words = report[_SAMPLED * machine :]
+        for other, ids in enumerate(self._ids_by_machine(self._asked)):
+            of_other = report[_SAMPLED * other :]
+            out = HopOutputs(mine.indptr, None, mine.neighbors, mine.eids)
+            if other != machine:
+                indptr = self._samples.indptr[other * (room.ids + 1) :]
+                out = HopOutputs(indptr, start, self._samples.neighbors, self._samples.eids)
+                start = of_other[1:]
+            self._sample.append(
+                hop_launch(space, ids, tiered_rows(view), options, out, of_other, view.ordered_from)
+            )
+        rooms = room.ids, room.starts, room.edges
+        kernel = _kernel("write_samples", view.idtype, network.dtype)
+        wanted = -(-room.edges // (_COPIES * _THREADS))
+        sampled = gpu.struct(
+            *message_words(received, network.head_words), size, machine, self._samples.indptr,
+            ends, self._samples.neighbors, self._samples.eids,
+            *message_words(self._answers, network.head_words), *rooms, report[_IDS:],
+        )  # fmt: skip
+        blocks = gpu.blocks_within(kernel, _THREADS, wanted, device)
+        self._write = Launch(kernel, blocks, _THREADS, sampled, device=device)
+        kernel = _kernel("join_samples", view.idtype, network.dtype)
+        blocks = gpu.blocks_within(kernel, _THREADS, -(-_LANES * most // _THREADS), device)
+        joined = gpu.struct(
+            None, most, seeds.exact, *message_words(self._answered, network.head_words), *mine,
+            size, *rooms, fanout, view.num_cols, None, None, None, space.control(blocks), total,
+            report[_EDGES:],
+        )  # fmt: skip
+        self._join = Launch(kernel, blocks, _THREADS, joined, device=device)
+        self._number = numbering_launch(
+            space, seeds, neighbors, total, most_after, report[_NUMBERED:]
+        )
+
+    def ask(self, nodes: Tensor) -> Requests:
+        """Ask for edges of the nodes so far."""
+        self._request.words[REQUESTED] = nodes.data_ptr()
+        self._request()
+        self._network.exchange(self._sent, self._asked.received)
+        return self._asked
+
+    def launch(self, asked: Requests, nodes: Tensor, edges: Edges, keys: Sequence[int]) -> None:
+        """Sample what is asked here, and number the nodes of that and of what others answer."""
+        if asked is not self._asked:
+            for sample, ids in zip(self._sample, self._ids_by_machine(asked), strict=True):
+                sample.arguments[: len(ids)] = ids
+        for sample, key in zip(self._sample, keys, strict=True):
+            sample.arguments[HOP_KEY] = key
+            sample()
+        self._write.words[_ASKED] = asked.received.data_ptr()
+        self._write()
+        self._network.exchange(self._answers, self._answered)
+        words = self._join.words
+        words[_PLACES], words[_INDPTR] = asked.places.data_ptr(), edges.indptr.data_ptr()
+        words[_NEIGHBORS], words[_EIDS] = edges.neighbors.data_ptr(), edges.eids.data_ptr()
+        self._join()
+        self._number.arguments[NUMBERED] = nodes, edges.neighbors
+        self._number()
+
+    def _ids_by_machine(self, asked: Requests) -> list[NodePrefix]:
+        """The ids that each machine asks for, this one of itself those that are here."""
+        network, elements = self._network, asked.received.view(-1)
+        message = asked.received.shape[1]
+        heads = elements.view(torch.int64)
+        found = []
+        for machine in range(network.num_machines):
+            begin = machine * message
+            head = begin * self._network.dtype.itemsize // torch.int64.itemsize
+            exact = heads[head + NOTES + network.owners.machine :]
             if machine == network.owners.machine:
-                seeds = NodePrefix(own, len(own), counts[machine:])
-                out = HopOutputs(mine.indptr, None, mine.neighbors, mine.eids)
+                found.append(NodePrefix(asked.own, len(asked.own), exact))
             else:
-                seeds = NodePrefix(ids[machine], most, counts[machine:])
-                indptr = samples.indptr[machine * (most + 1) :]
-                out = HopOutputs(indptr, start, samples.neighbors, samples.eids)
-                start = words[1:]
-            sample_hop(
-                self._space,
-                seeds,
-                tiered_rows(self._view),
-                options,
-                out,
-                words,
-                self._view.ordered_from,
-            )
-        return samples, mine
+                ids = elements[begin + network.head_elements :]
+                found.append(NodePrefix(ids, self._room.ids, exact))
+        return found
 
-    def expect_reports(self) -> None:
-        """Queue the copy of all reports to the host, after the last hop."""
-        on_device = torch.cat([report.flatten() for report in self._reports])
-        self._host_report = gpu.driver.host_buffer(len(on_device))
-        self._host_report.copy_(on_device, non_blocking=True)
-        self._reported = gpu.driver.mark(self._device)
 
-    def finish(self) -> tuple[list[list[list[int]]], MachineHops]:
-        """Wait for the GPU: heads of all that was received, and what was sampled.
+class HopsInFlight:
+    """The hops of a mini-batch that have been launched."""
 
-        The heads are those of what was asked of all hops but the first, and of all answers, in the
-        order in which they came.
-        """
+    def __init__(
+        self,
+        results: tuple[Tensor, Tensor],
+        most_sizes: tuple[Sequence[int], Sequence[int]],
+        num_seeds: int,
+        report: Tensor,
+        reported: gpu.Event,
+    ) -> None:
+        self._results, self._most_sizes, self._num_seeds = results, most_sizes, num_seeds
+        self._report, self._reported = report, reported
+
+    def finish(self) -> tuple[list[Room], MachineHops]:
+        """Wait for the GPU: what each hop's messages needed room for, and what was sampled."""
         self._reported.synchronize()
-        parts = self._host_report.split([report.numel() for report in self._reports])
-        heads, sizes, edges = [], [self._num_seeds], []
-        launched = iter(self._edges)
-        for report, numbers in zip(self._reports, parts, strict=True):
-            if report.dim() == 2:
-                heads.append(numbers.view(report.shape).tolist())
-                continue
-            total, *_, count = numbers.tolist()
-            of_hop = next(launched)
-            edges.append(
-                Edges(
-                    beginning(of_hop.indptr, sizes[-1] + 1),
-                    beginning(of_hop.neighbors, total),
-                    beginning(of_hop.eids, total),
-                )
-            )
-            sizes.append(count)
-        return heads, MachineHops(beginning(self._nodes, sizes[-1]), edges, sizes)
+        (ids, starts), (most_ids, most_starts) = self._results, self._most_sizes
+        reports = self._report.view(len(most_starts), -1).tolist()
+        needed = [Room(report[_IDS], report[_EDGES]) for report in reports]
+        sizes = [self._num_seeds, *(report[_NODES] for report in reports)]
+        totals = [report[_TOTAL] for report in reports]
+        pairs = itertools.chain.from_iterable((total, total) for total in totals)
+        nodes, *edges = _beginnings(ids, most_ids, [sizes[-1], *pairs])
+        indptrs = _beginnings(starts, most_starts, [size + 1 for size in sizes[:-1]])
+        of_hops = zip(indptrs, edges[0::2], edges[1::2], strict=True)
+        return needed, MachineHops(nodes, [Edges(*of_hop) for of_hop in of_hops], sizes)
+
+
+def _beginnings(buffer: Tensor, most: Sequence[int], sizes: Sequence[int]) -> Sequence[Tensor]:
+    """The first elements of each part of a buffer, whose parts are of the sizes ``most``."""
+    parts = ((size, of - size) for of, size in zip(most, sizes, strict=True))
+    pieces = buffer.split_with_sizes([*itertools.chain.from_iterable(parts)])[::2]
+    return cut_to_size(buffer, pieces)
 
 
 @functools.cache

@@ -16,15 +16,14 @@ import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.ops import device as gpu
-from dgl_mgpu.ops.device import Kernel, c_type, position_pointer, position_type
+from dgl_mgpu.ops.device import Kernel, Launch, c_type, position_pointer, position_type
 from dgl_mgpu.ops.library import Operator, Size, Written, call
-from dgl_mgpu.ops.workspace import NodePrefix
+from dgl_mgpu.ops.workspace import NodePrefix, Workspace, workspace
 
 #: Words at the beginning of every head.
 NOTES = 6
@@ -48,7 +47,6 @@ class RequestMessages(NamedTuple):
     """Messages that requests are written to."""
 
     messages: Written  # int32 or int64, (machines, 8 * head_words bytes and room for ids)
-    counts: Written  # int64, (calls, machines + 2); zeros before the first call
     head_words: int
 
     @property
@@ -122,9 +120,8 @@ def write_requests(
         ``machines * room`` and its place in ``own``, or its position where that is None.  The
         order of the ids of a message, and of those in ``own``, is left open.
     """
-    tensors = to.messages, to.counts
     others = to.head_words, ids, position, num_rows, *owners, *options, own
-    return call("write_requests", tensors, *others)
+    return call("write_requests", (to.messages,), *others)
 
 
 @write_requests_op.cpu
@@ -139,7 +136,8 @@ def _write_requests_cpu(
 ) -> Tensor:
     notes, number = options
     machines, room = to.ids.shape
-    before = to.counts[number - 1, :machines] if number else torch.zeros(machines).long()
+    last = first_word(number - 1, machines)
+    before = to.heads[0, last : last + machines] if number else torch.zeros(machines).long()
     is_bad = (ids < 0) | (ids >= num_rows)
     bad = is_bad.nonzero()[:1, 0].tolist()
     ids = torch.where(is_bad, 0, ids) if bad else ids
@@ -166,10 +164,9 @@ def _write_requests_cpu(
         mine = parts[owners.machine]
         own[: len(mine)] = mine
         places[at >= 0] = machines * room + torch.arange(len(mine))
-    to.counts[number, :machines] = before + counts
     first = first_word(number, machines)
+    to.heads[:, first : first + machines] = before + counts
     to.heads[:, :NOTES] = torch.tensor(notes)
-    to.heads[:, first : first + machines] = to.counts[number, :machines]
     to.heads[:, first + machines] = bad[0] if bad else -1
     return places
 
@@ -193,10 +190,19 @@ def _write_requests_cuda(
     options: RequestOptions,
     own: Tensor | None,
 ) -> Tensor:
-    return launch_requests(to, NodePrefix(ids, len(ids)), position, num_rows, owners, options, own)
+    places = torch.empty(len(ids), dtype=torch.int64, device=ids.device)
+    space, prefix = workspace(ids.device), NodePrefix(ids, len(ids))
+    with space.lock:
+        requests_launch(space, to, prefix, position, num_rows, owners, options, own, places)()
+    return places
 
 
-def launch_requests(
+#: Place of the ids among the words of a launch.
+REQUESTED = 0
+
+
+def requests_launch(
+    space: Workspace,
     to: RequestMessages,
     ids: NodePrefix,
     position: Tensor,
@@ -204,8 +210,12 @@ def launch_requests(
     owners: Owners,
     options: RequestOptions,
     own: Tensor | None,
-) -> Tensor:
-    """As :func:`write_requests` on CUDA, of ids that the host need not know the number of."""
+    places: Tensor,
+) -> Launch:
+    """The launch of :func:`write_requests`, of ids that the host need not know the number of.
+
+    It is for the workspace's present buffers.
+    """
     messages, device = to.messages, ids.nodes.device
     machines, width = messages.shape
     if machines > _MOST_MACHINES:
@@ -214,18 +224,17 @@ def launch_requests(
             f"there are {machines} machines, and its kernel has room for {_MOST_MACHINES}",
             "have fewer machines share one copy of the data",
         )
-    places = torch.empty(ids.most, dtype=torch.int64, device=device)
     kernel = _kernel(ids.nodes.dtype, position_type(position), messages.dtype)
     wanted = -(-ids.most // (_THREADS * _AT_ONCE))
-    kernel(
-        gpu.blocks_within(kernel, _THREADS, wanted, device), _THREADS, *ids,
-        position_pointer(position), num_rows, owners.bounds, machines, owners.machine,
-        own, messages_struct(messages, to.head_words), width - to.head_elements,
-        gpu.packed(options.notes), options.number, to.counts, places, device=device,
+    requests = gpu.struct(
+        *ids, position_pointer(position), num_rows, owners.bounds, machines, owners.machine, own,
+        *message_words(messages, to.head_words), width - to.head_elements, options.number,
+        space.counters(machines + 2), places, *options.notes,
     )  # fmt: skip
-    return places
+    blocks = gpu.blocks_within(kernel, _THREADS, wanted, device)
+    return Launch(kernel, blocks, _THREADS, requests, device=device)
 
 
-def messages_struct(messages: Tensor, words: int) -> np.ndarray:
+def message_words(messages: Tensor, head_words: int) -> tuple[Tensor, int, int]:
     """Messages with heads of so many words, the kernels' ``Messages``."""
-    return gpu.struct(messages, messages.stride(0) * messages.element_size(), words)
+    return messages, messages.stride(0) * messages.element_size(), head_words

@@ -29,7 +29,14 @@ from dgl_mgpu.ops.cpu import (
     rows_argument,
     store_id,
 )
-from dgl_mgpu.ops.device import Kernel, buckets_of, c_type, position_pointer, position_type
+from dgl_mgpu.ops.device import (
+    Kernel,
+    Launch,
+    buckets_of,
+    c_type,
+    position_pointer,
+    position_type,
+)
 from dgl_mgpu.ops.edges import (
     DEGREE,
     FIRST_EDGE,
@@ -428,6 +435,10 @@ class HopOutputs(NamedTuple):
     eids: Tensor
 
 
+#: Places of the key among the arguments of a hop's launch; the seeds' come first.
+HOP_KEY = 10
+
+
 def sample_hop(
     space: Workspace,
     seeds: NodePrefix,
@@ -442,6 +453,19 @@ def sample_hop(
     From ``ordered_from`` seeds on, they are taken in the order of their edges' addresses; 0 for
     never.
     """
+    hop_launch(space, seeds, rows, options, out, report, ordered_from)()
+
+
+def hop_launch(
+    space: Workspace,
+    seeds: NodePrefix,
+    rows: TieredRows,
+    options: HopOptions,
+    out: HopOutputs,
+    report: Tensor,
+    ordered_from: int = 0,
+) -> Launch:
+    """The launch that :func:`sample_hop` makes, for the workspace's present buffers."""
     tiers, pointers, position, num_rows = rows
     nodes, count, _ = seeds
     fanout, replace, key, sms = options
@@ -453,10 +477,10 @@ def sample_hop(
         order = gpu.struct(*seed_order(space.buffer, count, num_rows, ordered_from))
     kernel = _kernel("sample_hop", types)
     blocks = _blocks(kernel, count, device, sms)
-    kernel(
-        blocks, _THREADS, *seeds, tiers, len(tiers), pointers, position_pointer(position), num_rows,
-        fanout, replace, key, *range_buffers(space.buffer, count), *out, space.control(blocks),
-        report, order, device=device,
+    return Launch(
+        kernel, blocks, _THREADS, *seeds, tiers, len(tiers), pointers, position_pointer(position),
+        num_rows, fanout, replace, key, *range_buffers(space.buffer, count), *out,
+        space.control(blocks), report, order, device=device,
     )  # fmt: skip
 
 

@@ -20,7 +20,7 @@ from dgl_mgpu.ops import cpu
 from dgl_mgpu.ops import device as gpu
 from dgl_mgpu.ops.check import check_ids
 from dgl_mgpu.ops.cpu import count_bits, inline, kernel, load_id, scratch, store_id
-from dgl_mgpu.ops.device import Kernel, c_type
+from dgl_mgpu.ops.device import Kernel, Launch, c_type
 from dgl_mgpu.ops.library import Operator
 from dgl_mgpu.ops.workspace import NodePrefix, Workspace, beginning, workspace
 
@@ -357,14 +357,30 @@ def number_nodes(
 
     See ``kernels/unique.cu``.
     """
+    numbering_launch(space, seeds, local, exact_neighbors, capacity, report)()
+
+
+#: Places of nodes and ``local`` among the arguments of that launch.
+NUMBERED = slice(4, 6)
+
+
+def numbering_launch(
+    space: Workspace,
+    seeds: NodePrefix,
+    local: Tensor,
+    exact_neighbors: Tensor | None,
+    capacity: int,
+    report: Tensor,
+) -> Launch:
+    """The launch that :func:`number_nodes` makes, for the workspace's present buffers."""
     nodes, num_seeds, exact_seeds = seeds
     device, num_neighbors = nodes.device, local.numel()
     kernel = _kernel(nodes.dtype, exact_neighbors is not None)
     blocks = gpu.blocks_within(kernel, _THREADS, -(-num_neighbors // _THREADS), device)
     table, mask = hash_table(space, capacity, nodes.dtype)
-    kernel(
-        blocks, _THREADS, num_seeds, exact_seeds, num_neighbors, exact_neighbors, nodes, local,
-        space.buffer("slots", num_neighbors, torch.int32),
+    return Launch(
+        kernel, blocks, _THREADS, num_seeds, exact_seeds, num_neighbors, exact_neighbors, nodes,
+        local, space.buffer("slots", num_neighbors, torch.int32),
         space.buffer("numbers", num_neighbors, torch.int32), space.control(blocks), table, mask,
         report, device=device,
     )  # fmt: skip

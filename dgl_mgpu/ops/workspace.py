@@ -90,11 +90,18 @@ class Workspace:
 
     def control(self, blocks: int) -> Tensor:
         """The control words that the blocks of a cooperative launch share; kernels restore them."""
-        words = _CONTROL_WORDS + 2 * blocks
-        buffer = self._buffers.get("control")
+        return self._restored("control", _CONTROL_WORDS + 2 * blocks, -1)
+
+    def counters(self, count: int) -> Tensor:
+        """Zeros, int64, that the blocks of a launch add to; kernels restore them."""
+        return self._restored("counters", count, 0)
+
+    def _restored(self, name: str, words: int, value: int) -> Tensor:
+        """A buffer of words that are all the same between kernels."""
+        buffer = self._buffers.get(name)
         if buffer is None or buffer.numel() < words:
-            buffer = torch.full((2 * words,), -1, dtype=torch.int64, device=self._device)
-            self._buffers["control"] = buffer
+            buffer = torch.full((2 * words,), value, dtype=torch.int64, device=self._device)
+            self._buffers[name] = buffer
             self.generation += 1
         return buffer
 

@@ -346,20 +346,23 @@ class StoreSampler:
         arguments = views, seeds, of_hops, key
         if not excluded and others is None:
             return sample_hops_async(*arguments, replace=replace, weights=weights)
+        # No operator excludes edges, or asks other machines by weight or for several types: then
+        # the hops are sampled one by one when they are awaited.
+        one_by_one = partial(
+            _sample_hop_by_hop,
+            excluded,
+            self._sample_etypes(prob, is_numbered=True),
+            *arguments,
+            replace=replace,
+            weights=weights,
+        )
         if others and not excluded and prob is None and others.can_start_hops(views, of_hops):
             ((_, _, ntype),) = views
             nodes = seeds.get(ntype, self.structure.no_ids())
-            hops = others.sample_hops_async(views, nodes, of_hops, key, replace=replace)
-            if hops is not None:
-                return hops
-        # No operator excludes edges, or asks other machines by weight or for several types: the
-        # hops are sampled one by one when they are awaited.
-        sample = self._sample_etypes(prob, is_numbered=True)
-        return SampleFuture(
-            lambda: _sample_hop_by_hop(
-                excluded, sample, *arguments, replace=replace, weights=weights
+            return others.sample_hops_async(
+                views, nodes, of_hops, key, replace=replace, one_by_one=one_by_one
             )
-        )
+        return SampleFuture(one_by_one)
 
     def _sample_etypes(
         self, prob: str | None, is_numbered: bool

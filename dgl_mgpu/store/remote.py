@@ -33,11 +33,19 @@ from dgl_mgpu.ops import (
 )
 from dgl_mgpu.ops.check import check_ids, fanout_of, raise_at_id_outside
 from dgl_mgpu.ops.device import current_stream, raise_faults
-from dgl_mgpu.ops.edges import HopOptions, to_idtype
-from dgl_mgpu.ops.machine_hops import MachineBatch, most_nodes
+from dgl_mgpu.ops.edges import to_idtype
+from dgl_mgpu.ops.machine_hops import MachineHops, most_nodes
 from dgl_mgpu.ops.workspace import workspace
-from dgl_mgpu.store.remote_samples import Edges, Hops, Samples, blocks, joined, num_starts
-from dgl_mgpu.store.rounds import Asked, Rounds, Spans, Vectors, Wanted, notes_of
+from dgl_mgpu.store.remote_rows import ReceivedRows, by_machine, num_bytes
+from dgl_mgpu.store.remote_samples import (
+    Edges,
+    HopsOverMachines,
+    Samples,
+    blocks,
+    joined,
+    num_starts,
+)
+from dgl_mgpu.store.rounds import Asked, Rounds, Vectors, Wanted
 from dgl_mgpu.utils.types import CanonicalEtype
 
 T = TypeVar("T")
@@ -45,6 +53,8 @@ P = ParamSpec("P")
 
 #: Nodes whose weights are looked at together.
 _CHECKED = 1 << 20
+#: Kinds of mini-batches whose hops are kept prepared, each with the memory that it takes.
+_PREPARED = 4
 #: Tables that machines ask each other for at a time, at least.
 _TABLES = 4
 
@@ -118,9 +128,9 @@ class OtherMachines:
         }
         #: Whether all ranks have a GPU, on which hops are sampled without waits between them.
         self._have_gpus = all(machines.all_gather(device.type == "cuda"))
-        #: By table and stream, its tiers, for how much room, and these behind those of what is
-        #: received.
-        self._tiers: dict[tuple[str, str, int], tuple[torch.Tensor, int, torch.Tensor]] = {}
+        #: Prepared by what is sampled, number of seeds and stream, the one used last behind others.
+        self._hops: dict[tuple[str, int, int], HopsOverMachines] = {}
+        self._received = ReceivedRows()
 
     def __reduce__(self) -> NoReturn:
         raise UnsupportedByStoreError(
@@ -167,10 +177,12 @@ class OtherMachines:
 
     def run_all(self, what: str, step: Callable[[], T]) -> T:
         """Run ``step`` on all ranks, or have all raise where one does; collective."""
+        self._rounds.settle()
         return self._machines.run_all(what, step)
 
     def sum_over_machines(self, numbers: torch.Tensor) -> torch.Tensor:
         """The sum of the machines' tensors of integers, on the store's device; collective."""
+        self._rounds.settle()
         (every,) = self._machines.all_gather_cat("add up numbers of machines", [numbers[None]])
         return every.sum(0, dtype=numbers.dtype)
 
@@ -198,80 +210,52 @@ class OtherMachines:
                 for read in reads
             ]
         asked = self._rounds.ask(what, wanted)
-        if not asked.is_needed:
-            return [
-                GatheredRows(
-                    gather_rows(read.view, read.ids, out=read.out, dtype=read.dtype),
-                    read.view,
-                    read.ids,
-                    0,
-                )
-                for read in reads
-            ]
-        return [self._received(read, asked, number) for number, read in enumerate(reads)]
+        if asked.is_needed:
+            return self._exchanged(reads, asked)
+        return [
+            GatheredRows(
+                gather_rows(read.view, read.ids, out=read.out, dtype=read.dtype),
+                read.view,
+                read.ids,
+                0,
+            )
+            for read in reads
+        ]
 
-    def _received(self, read: TableRead, asked: Asked, number: int) -> GatheredRows:
-        """The rows of a table, one of those that machines have asked each other for."""
-        view, places = read.view, asked.places[number]
-        received, sent, rank = asked.received(number), asked.sent(number), self._machines.rank
-        ids = received.of(asked.data)
-        ids[rank] = ids[rank][:0]
-        lengths = [list(of.lengths) for of in (received, sent)]
-        lengths[0][rank] = lengths[1][rank] = 0
-        answer = gather_rows(view, torch.cat(ids), dtype=view.dtype)
-        rows = self._machines.all_to_all(answer, *lengths)
-        here, own = view, asked.own[number]
-        if own is not None:
-            # Kernels cannot read what is on disk: such rows are read before.
-            own = own[: received.lengths[rank]]
-            here = _all_of(gather_rows(view, own, dtype=view.dtype), view)
-        both = self._with_received(read.table, here, rows, sent, lengths[1], asked.data.shape[1])
-        found = gather_rows(both, places, out=read.out, dtype=read.dtype)
-        if own is not None:
-            return GatheredRows(found, view, own, len(rows))
-        return GatheredRows(found, both, places, len(rows))
-
-    def _with_received(
-        self,
-        table: RemoteTable,
-        view: RowView,
-        rows: torch.Tensor,
-        sent: Spans,
-        lengths: list[int],
-        room: int,
-    ) -> RowView:
-        """Rows received of machines, each in a tier, and then those of a view.
-
-        They are those of as many ids as ``lengths`` says, from where ``sent`` begins in the message
-        to each, which has this room.
-        """
-        device, size = view.tiers.device, len(lengths)
-        first = size * room
-        # What one stream has made, another might read too early.
-        key = table.name, table.ntype, current_stream(device) if device.type == "cuda" else 0
-        known = self._tiers.get(key)
-        if known is not None and known[0] is view.tiers and known[1] == room:
-            tiers = known[2]
-        else:
-            of_machines = [[n * room, (n + 1) * room, 1, n] for n in range(size)]
-            here = view.tiers + to_device([first, first, 0, size], device)
-            tiers = torch.cat([to_device(of_machines, device), here])
-            self._tiers[key] = view.tiers, room, tiers
-        addresses, address = [], rows.data_ptr()
-        for begin, length in zip(sent.begins, lengths, strict=True):
-            addresses.append(address - begin * view.row_bytes)
-            address += length * view.row_bytes
-        return with_fields(
-            view,
-            tiers=tiers,
-            pointers=torch.cat([to_device(addresses, device), view.pointers]),
-            num_rows=first + view.num_rows,
-            position=view.position[:0],
-            owner=(view.owner, rows),
-            host_start=view.host_start if view.host_start < 0 else first + view.host_start,
-            disk=None,
-            address=0,
+    def _exchanged(self, reads: Sequence[TableRead], asked: Asked) -> list[GatheredRows]:
+        """The rows of tables that machines have asked each other for, which all send at once."""
+        views, rank = [read.view for read in reads], self._machines.rank
+        answers, sending = [], []
+        for number, view in enumerate(views):
+            ids, counts = asked.of_others(number)
+            answers.append(gather_rows(view, ids, dtype=view.dtype))
+            sending.append(counts)
+        sent = [asked.sent(number) for number in range(len(reads))]
+        receiving = [spans.lengths for spans in sent]
+        for counts in receiving:
+            counts[rank] = 0
+        received = self._machines.all_to_all(
+            by_machine(answers, sending), num_bytes(sending, views), num_bytes(receiving, views)
         )
+        # Kernels cannot read what is on disk: such rows are read before.
+        listed = [
+            None if own is None else own[: asked.received(number).lengths[rank]]
+            for number, own in enumerate(asked.own)
+        ]
+        here = [
+            view if own is None else _all_of(gather_rows(view, own, dtype=view.dtype), view)
+            for view, own in zip(views, listed, strict=True)
+        ]
+        tables, room = [read.table for read in reads], asked.data.shape[1]
+        both = self._received.views(tables, here, received, sent, receiving, room)
+        gathered = []
+        for read, view, places, own, counts in zip(
+            reads, both, asked.places, listed, receiving, strict=True
+        ):
+            rows = gather_rows(view, places, out=read.out, dtype=read.dtype)
+            read_here = (view, places) if own is None else (read.view, own)
+            gathered.append(GatheredRows(rows, *read_here, sum(counts)))
+        return gathered
 
     @_told_of_errors
     def sample_etype_neighbors(
@@ -362,11 +346,13 @@ class OtherMachines:
         key: SampleKey,
         *,
         replace: bool,
-    ) -> SampleFuture[list[EtypeBlock]] | None:
+        one_by_one: Callable[[], list[EtypeBlock]],
+    ) -> SampleFuture[list[EtypeBlock]]:
         """Start to sample all hops, uniformly, of one edge type; collective.
 
-        The host waits for what is asked of the first hop, which tells whether all ranks do the
-        same.  None is returned to all if some may have more edges than there is room for.
+        What is asked of the first hop is sent at once.  The host waits for it, which tells whether
+        all ranks do the same, when the hops are launched: when the future goes on.  ``one_by_one``
+        samples them where some rank's may have more edges than there is room for.
         """
         ((etype, view),) = views.items()
         of_hops = [fanout[etype] for fanout in reversed(fanouts)]
@@ -375,38 +361,51 @@ class OtherMachines:
         with self._rounds.told(what):
             seeds = to_idtype(seeds, view, view.num_rows)
             raise_faults(self._device, wait=False)
-        asked = self._rounds.ask(what, [Wanted(seeds, view, etype[2])], key)
-        # Samples take room for as many ids as messages have.
-        num_seeds = max(asked.data.shape[1], *map(sum, asked.sent_by_all(1)))
-        most_of_all = most_nodes(num_seeds, of_hops, view.num_rows)
-        most = most_nodes(len(seeds), of_hops, view.num_rows)
-        if most_of_all is None or most is None:
-            return None
-        options = [
-            [
-                HopOptions(fanout, replace, with_fields(of, hop=key.hop + number).fold(), view.sms)
-                for of in asked.keys
-            ]
-            for number, fanout in enumerate(of_hops)
-        ]
+        first = self._rounds.start(what, [Wanted(seeds, view, etype[2])], key)
         space = workspace(self._device)
-        batch = MachineBatch(space, view, seeds, most, self._rounds.network(etype[2]))
-        hops = Hops(what, notes_of(what, key), self._rounds.messages, options, most_of_all)
+        finish: Callable[[], MachineHops | None] | None = None
 
         def launch() -> None:
-            with self._machines.told_of_errors(), space.lock:
-                hops.launch(batch, asked)
-
-        def finish() -> list[EtypeBlock]:
+            nonlocal finish
             with self._machines.told_of_errors():
-                heads, sampled = batch.finish()
-            if hops.had_room(heads):
+                asked = first.result()
+                # Samples take room for as many ids as messages have.
+                num_seeds = max(asked.data.shape[1], *map(sum, asked.sent_by_all(1)))
+                most_of_all = most_nodes(num_seeds, of_hops, view.num_rows)
+                most = most_nodes(len(seeds), of_hops, view.num_rows)
+                if most is None or most_of_all is None:
+                    return
+                hops = self._hops_of(what, view, of_hops, replace, len(seeds))
+                network = self._rounds.network(etype[2])
+                finish = hops.launch(space, network, seeds, (most, most_of_all), asked)
+
+        def result() -> list[EtypeBlock]:
+            if finish is None:
+                first.result()  # raises if it failed
+                return one_by_one()
+            with self._machines.told_of_errors():
+                sampled = finish()
+            if sampled is not None:
                 return blocks(etype, sampled)
-            again = self.sample_hops_async(views, seeds, fanouts, key, replace=replace)
-            assert again is not None  # as the first time
+            again = self.sample_hops_async(
+                views, seeds, fanouts, key, replace=replace, one_by_one=one_by_one
+            )
             return again.result()
 
-        return SampleFuture(finish, launch)
+        return SampleFuture(result, launch)
+
+    def _hops_of(
+        self, what: str, view: GraphView, fanouts: Sequence[int], replace: bool, num_seeds: int
+    ) -> HopsOverMachines:
+        """What samples hops of mini-batches of as many seeds, on the current stream."""
+        key = what, num_seeds, current_stream(self._device)
+        hops = self._hops.pop(key, None)
+        if hops is None or hops.view is not view:
+            hops = HopsOverMachines(what, fanouts, replace, self._rounds.messages, view)
+        self._hops[key] = hops  # the one used last
+        if len(self._hops) > _PREPARED:
+            del self._hops[next(iter(self._hops))]
+        return hops
 
     def walk_step(
         self,
@@ -470,7 +469,7 @@ class OtherMachines:
             for some in (nodes[position >= 0] if len(position) else nodes).split(_CHECKED):
                 sample_neighbors(view, some, 1, SampleKey(0), weights=weights)
 
-        self._machines.run_all("check sampling weights", check)
+        self.run_all("check sampling weights", check)
 
 
 def _all_of(rows: torch.Tensor, like: RowView) -> RowView:

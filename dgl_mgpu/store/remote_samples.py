@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 
 from dgl_mgpu.comm.messages import Messages
-from dgl_mgpu.ops import BlockEdges, EtypeBlock, SampledNeighbors
-from dgl_mgpu.ops.edges import HopOptions
-from dgl_mgpu.ops.machine_hops import MachineBatch, MachineHop, MachineHops, Room
-from dgl_mgpu.ops.requests import NOTES
-from dgl_mgpu.store.rounds import Arrived, Asked, longest_of
+from dgl_mgpu.ops import BlockEdges, EtypeBlock, GraphView, SampledNeighbors
+from dgl_mgpu.ops.machine_hops import Hop, MachineHops, Network, PreparedHops, Requests, Room
+from dgl_mgpu.ops.workspace import Workspace
+from dgl_mgpu.store.rounds import Arrived, Asked
 from dgl_mgpu.utils.types import CanonicalEtype
 
 #: Sampled edges of each type, and of it by machine.
@@ -113,50 +112,75 @@ def joined(
     ]
 
 
-@dataclass(frozen=True)
-class Hops:
-    """The rounds of hops that are launched without waits between them.
+class HopsOverMachines:
+    """Hops of one edge type that are launched without waits between them.
 
-    ``options`` are by hop and by machine that asks, and ``most`` the most nodes of any rank before
-    each hop.
+    They are for mini-batches of as many seeds on one stream.  How much room messages need is
+    learned from those of the mini-batches before; ``what`` tells what is like them.
     """
 
-    what: str
-    notes: tuple[int, ...]
-    messages: Messages
-    options: list[list[HopOptions]]
-    most: list[int]
-    #: What messages of each round but the first are like, and their room.
-    rooms: list[tuple[Hashable, int]] = field(default_factory=list)
+    def __init__(
+        self, what: str, fanouts: Sequence[int], replace: bool, messages: Messages, view: GraphView
+    ) -> None:
+        self._what, self._fanouts, self._replace = what, fanouts, replace
+        self._messages, self.view = messages, view
+        self._prepared: PreparedHops | None = None
 
-    def launch(self, batch: MachineBatch, asked: Asked) -> None:
-        """Launch all hops; ``asked`` is what machines ask each other of the first one."""
-        (places,), (own,), received = asked.places, asked.own, asked.messages
-        num_ids = asked.data.shape[1]
-        for number, options in enumerate(self.options):
+    def launch(
+        self,
+        space: Workspace,
+        network: Network,
+        seeds: torch.Tensor,
+        most: tuple[Sequence[int], Sequence[int]],
+        asked: Asked,
+    ) -> Callable[[], MachineHops | None]:
+        """Launch all hops.
+
+        ``most`` are the most nodes of this rank and of any rank before each hop, and ``asked`` is
+        what machines ask each other of the first one.  Returns what waits for the hops, which are
+        None if a message had too little room; then later ones have more.
+        """
+        most_here, most_of_all = most
+        (places,), (own,) = asked.places, asked.own
+        assert own is not None
+        hops = self._hops(asked.data.shape[1], most_of_all, network.num_machines)
+        with space.lock:
+            prepared = self._prepared
+            if prepared is None or prepared.hops != hops or not prepared.is_valid:
+                self._prepared = prepared = None  # whose memory may be needed
+                prepared = PreparedHops(space, self.view, most_here, hops, network)
+                self._prepared = prepared
+            first = Requests(places, own, asked.messages)
+            by_machine = [key.fold_hops(len(hops)) for key in asked.keys]
+            in_flight = prepared.launch(first, seeds, [*zip(*by_machine, strict=True)])
+
+        def finish() -> MachineHops | None:
+            needed, sampled = in_flight.finish()
+            return sampled if self._had_room(hops, needed) else None
+
+        return finish
+
+    def _hops(self, num_ids: int, most: Sequence[int], num_machines: int) -> list[Hop]:
+        """How hops are sampled, the first one of so many ids from each machine."""
+        hops = []
+        for number, fanout in enumerate(self._fanouts):
             if number:
                 # At first it is taken that machines are asked for much the same.
-                guess = min(self.most[number], 2 * self.most[number] // len(options))
-                num_ids = self._room("ids", number, guess)
-                places, own, received = batch.ask(num_ids, self.notes)
-            num_edges = self._room("edges", number, num_ids * options[0].fanout)
-            hop = MachineHop(options, Room(num_ids, num_edges))
-            assert own is not None
-            batch.sample(hop, places, own, received, self.notes)
-        batch.expect_reports()
+                guess = min(most[number], 2 * most[number] // num_machines)
+                num_ids = self._messages.room((self._what, "ids", number), guess)
+            num_edges = self._messages.room((self._what, "edges", number), num_ids * fanout)
+            hops.append(Hop(fanout, self._replace, Room(num_ids, num_edges)))
+        return hops
 
-    def had_room(self, heads_of: Sequence[list[list[int]]]) -> bool:
-        """Whether there was room for all; ``heads_of`` each round but the first."""
-        for heads, (like, room) in zip(heads_of, self.rooms, strict=True):
-            needed = longest_of([head[NOTES : NOTES + len(heads)] for head in heads])
-            if not self.messages.learn(like, needed, room):
-                return False  # and what came after is not true
+    def _had_room(self, hops: Sequence[Hop], needed: Sequence[Room]) -> bool:
+        """Whether there was room for all that was sent."""
+        for number, (hop, of_hop) in enumerate(zip(hops, needed, strict=True)):
+            for what, room, used in zip(("ids", "edges"), hop.room, of_hop, strict=True):
+                if what == "ids" and not number:
+                    continue  # known before
+                if not self._messages.learn((self._what, what, number), used, room):
+                    return False  # and what came after is not true
         return True
-
-    def _room(self, what: str, number: int, guess: int) -> int:
-        like = self.what, what, number
-        self.rooms.append((like, self.messages.room(like, guess)))
-        return self.rooms[-1][1]
 
 
 def blocks(etype: CanonicalEtype, hops: MachineHops) -> list[EtypeBlock]:

@@ -16,7 +16,13 @@ from typing import ClassVar, NamedTuple, NoReturn, Protocol, TypeVar
 import torch
 
 from dgl_mgpu.comm.communicator import Communicator, error_text, rank_failed
-from dgl_mgpu.comm.messages import Messages, Received, head_elements, to_device
+from dgl_mgpu.comm.messages import (
+    Messages,
+    MessagesInFlight,
+    Received,
+    head_elements,
+    to_device,
+)
 from dgl_mgpu.errors import DGLMGPUError, IdOutOfRangeError, InvalidInputError
 from dgl_mgpu.ops import GraphView, RowView, SampleKey
 from dgl_mgpu.ops.check import raise_at_bad_id
@@ -121,6 +127,14 @@ class Asked(Arrived):
             ids[self.rank] = own[: received.lengths[self.rank]]
         return ids
 
+    def of_others(self, number: int) -> tuple[torch.Tensor, list[int]]:
+        """Ids of a type that other machines ask for, and how many each."""
+        received = self.received(number)
+        lengths = received.lengths
+        lengths[self.rank] = 0
+        ids = [of for of, count in zip(received.of(self.data), lengths, strict=True) if count]
+        return torch.cat(ids) if len(ids) > 1 else ids[0] if ids else self.data[0, :0], lengths
+
     @property
     def keys(self) -> list[SampleKey]:
         """By machine: a sample depends on the key of whoever asks, and on the node."""
@@ -191,13 +205,16 @@ class Rounds:
         self.messages = Messages(machines, self._head_words)
         #: What the last round was for, which tells what the next is like.
         self._last = ""
+        self._in_flight: RoundInFlight | None = None
 
     def network(self, ntype: str) -> Network:
         """What hops need that are launched at once, of a node type."""
-        machines = self.machines
-        return Network(
-            self.owners[ntype], self._head_words, self.dtype, machines.size, machines.all_to_all
-        )
+        machines, owners = self.machines, self.owners[ntype]
+
+        def exchange(sent: torch.Tensor, received: torch.Tensor) -> None:
+            machines.all_to_all(sent, out=received)
+
+        return Network(owners, self._head_words, self.dtype, machines.size, exchange)
 
     @contextlib.contextmanager
     def told(self, what: str) -> Iterator[None]:
@@ -205,11 +222,21 @@ class Rounds:
         try:
             yield
         except DGLMGPUError as error:
-            self._exchange(("after", self._last), what, None)
+            self._exchange(self._after_last(), what, None)
             self._raise(what, error)
 
     def ask(self, what: str, wanted: Sequence[Wanted], key: SampleKey | None = None) -> Asked:
         """Ask the owners of ids, and learn what they all ask for; collective."""
+        return self.start(what, wanted, key).result()
+
+    def start(
+        self, what: str, wanted: Sequence[Wanted], key: SampleKey | None = None
+    ) -> RoundInFlight:
+        """:meth:`ask` without a wait; collective.
+
+        It is waited for at the next round at the latest: so ranks that are told of an error there
+        all leave off at the same place, and so do those that have to send again.
+        """
         places: list[torch.Tensor] = []
         own = [
             torch.empty(len(each.ids), dtype=self.dtype, device=self._device)
@@ -217,11 +244,10 @@ class Rounds:
             else None
             for each in wanted
         ]
-        notes, size = notes_of(what, key), self.machines.size
+        notes = notes_of(what, key)
 
         def write(room: int) -> torch.Tensor:
-            counts = torch.zeros(len(wanted), size + 2, dtype=torch.int64, device=self._device)
-            to = RequestMessages(self._new_messages(room), counts, self._head_words)
+            to = RequestMessages(self._new_messages(room), self._head_words)
             places[:] = [
                 write_requests(
                     to,
@@ -236,7 +262,25 @@ class Rounds:
             ]
             return to.messages
 
-        received = self.messages.exchange(("after", self._last), write, self._longest(len(wanted)))
+        in_flight = self._send(self._after_last(), what, write, self._longest(len(wanted)))
+
+        def asked() -> Asked:
+            received = in_flight.result()
+            self._check_ids(what, wanted, received)
+            return Asked(received.heads, *self._data(received), places, own)
+
+        self._in_flight = RoundInFlight(asked)
+        return self._in_flight
+
+    def settle(self) -> None:
+        """Wait for a round that was started; its error is raised where its result is asked for."""
+        in_flight, self._in_flight = self._in_flight, None
+        if in_flight is not None:
+            in_flight.settle()
+
+    def _check_ids(self, what: str, wanted: Sequence[Wanted], received: Received) -> None:
+        """Raise if a rank has asked for an id that is none, or did something else."""
+        size = self.machines.size
         bad_of = [
             [head[first_word(number, size) + size] for number in range(len(wanted))]
             for head in received.heads
@@ -249,11 +293,10 @@ class Rounds:
         self._check_alike(what, received)
         if any(max(bad) >= 0 for bad in bad_of):
             self._raise_unlike(what)
-        return Asked(received.heads, *self._data(received), places, own)
 
     def ask_vectors(self, what: str, vectors: Vectors) -> Arrived:
         """The same in other terms than ids; collective."""
-        received = self._exchange(("after", self._last), what, vectors)
+        received = self._exchange(self._after_last(), what, vectors)
         self._check_alike(what, received)
         return Arrived(received.heads, *self._data(received))
 
@@ -292,7 +335,23 @@ class Rounds:
             return messages
 
         sends_own = parts is not None and parts.sends_own
-        return self.messages.exchange(like, write, self._longest(len(ends), sends_own))
+        return self._send(like, what, write, self._longest(len(ends), sends_own)).result()
+
+    def _after_last(self) -> Hashable:
+        """What messages of a next round are like."""
+        self.settle()
+        return "after", self._last
+
+    def _send(
+        self,
+        like: Hashable,
+        what: str,
+        write: Callable[[int], torch.Tensor],
+        longest: Callable[[list[list[int]]], int],
+    ) -> MessagesInFlight:
+        """Send the messages of a round, as all that this rank sends."""
+        self._last = what
+        return self.messages.start(like, write, longest)
 
     def _new_messages(self, elements: int) -> torch.Tensor:
         shape = self.machines.size, self._head_elements + elements
@@ -317,7 +376,6 @@ class Rounds:
 
     def _check_alike(self, what: str, received: Received) -> None:
         """Raise if a rank has failed, or is to do something else than this one."""
-        self._last = what
         mine = list(notes_of(what)[:2])
         if any(head[:2] != mine for head in received.heads):
             self._raise_unlike(what)
@@ -341,6 +399,35 @@ class Rounds:
             f"a rank of machine {rank} is to {other} meanwhile",
             "have all ranks of the job sample and read the same in the same order",
         )
+
+
+class RoundInFlight:
+    """A round that has been started; ``wait`` gives what all ranks ask for, or raises."""
+
+    def __init__(self, wait: Callable[[], Asked]) -> None:
+        self._wait: Callable[[], Asked] | None = wait
+        self._asked: Asked | None = None
+        self._error: Exception | None = None
+
+    def settle(self) -> None:
+        """Wait for it, and keep an error that all ranks have been told of for the result."""
+        wait, self._wait = self._wait, None
+        if wait is None:
+            return
+        try:
+            self._asked = wait()
+        except Exception as error:
+            self._error = error
+            if not isinstance(error, DGLMGPUError):
+                raise
+
+    def result(self) -> Asked:
+        """Wait for it."""
+        self.settle()
+        if self._asked is None:
+            assert self._error is not None
+            raise self._error
+        return self._asked
 
 
 def longest_of(counts: Sequence[Sequence[int]]) -> int:

@@ -22,3 +22,8 @@ def record_event(device: torch.device) -> torch.cuda.Event:
     event = torch.cuda.Event()
     event.record(current_stream(device))
     return event
+
+
+def is_capturing(device: torch.device) -> bool:
+    """Whether a CUDA graph is being captured on a device's current stream."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()

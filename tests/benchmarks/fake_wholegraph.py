@@ -13,7 +13,7 @@ class Memory:
     """What the peer's memory is to one rank on a CPU."""
 
     def __init__(self, communicator, kind, where, shape, dtype, strides) -> None:
-        self.rows = torch.zeros(shape, dtype=dtype)
+        self.rows, self.kind = torch.zeros(shape, dtype=dtype), kind
 
     def get_local_tensor(self):
         return self.rows, 0

@@ -179,8 +179,18 @@ def test_the_readme_states_what_was_measured() -> None:
 
     ahead = [spread(network, "ratio") for network in ("pinsage", "gcn", "graphsage")]
     busy = min(each["captured_busy_share"] for each in epochs)
-    *graphsage, dropout, gcn, gin, gat, uva = ratios("unmodified_gpu.json", "name", key="ratio")
+    *graphsage, dropout, gcn, gin, gat, rgcn, links, uva = ratios(
+        "unmodified_gpu.json", "name", key="ratio"
+    )
     of_peer = functools.partial(ratios, "unmodified_peer.json", "case", "")
+    uncompiled = functools.partial(ratios, "unmodified_peer_uncompiled.json", "case", "")
+    over_cpu, over_eager = (
+        [
+            ratios("time_to_accuracy.json", "way", way, key)[0]
+            for way in ("GPU, ours", "pinned, ours")
+        ]
+        for key in ("cpu_over_this", "eager_over_this")
+    )
     two_gpus, two_gpus_another = (
         [1e-6 * rate for rate in reversed(ratios(file, "store", "off", "seeds_per_s"))]
         for file in ("unmodified_ddp.json", "unmodified_ddp_another.json")
@@ -188,8 +198,11 @@ def test_the_readme_states_what_was_measured() -> None:
     readme = (KEPT.parents[1] / "README.md").read_text()
     for row in (
         f"{min(graphsage):.2f} to {max(graphsage):.2f} times as fast for GraphSAGE, {dropout:.2f} "
-        f"with dropout, {gcn:.2f} for GCN, {gin:.2f} for GIN, {gat:.2f} for GAT, {uva:.2f} for a "
+        f"with dropout, {gcn:.2f} for GCN, {gin:.2f} for GIN, {gat:.2f} for GAT, {rgcn:.2f} for "
+        f"RGCN on a graph of several types, {links:.2f} for link prediction, {uva:.2f} for a "
         "pinned",
+        "{:.1f} and {:.1f} times as fast as DGL on 16 cores".format(*over_cpu),
+        "{:.2f} and {:.2f} times as with `--capture=off`".format(*over_eager),
         f"4 GPUs | {min(sampling):.1f} to {max(sampling):.1f} times as fast as pylibwholegraph",
         f"(it has no halves) | {min(of_half):.1f} to {max(of_half):.1f} times",
         f"4 GPUs | {min(gathers):.2f} to {max(gathers):.2f} times as fast as pylibwholegraph",
@@ -204,8 +217,14 @@ def test_the_readme_states_what_was_measured() -> None:
         f"that is not captured, {spread('graphsage', 'captured_to_captured_model')} times as",
         "`use_uva` | {:.2f} M seeds a second captured, {:.2f} M with".format(*two_gpus),
         "; {:.2f} and {:.2f} M on a machine".format(*two_gpus_another),
-        "{:.2f}, {:.2f} and {:.2f} times as fast captured".format(*of_peer("ratio_captured")),
-        "{:.2f}, {:.2f} and {:.2f} eager".format(*of_peer("ratio_eager")),
+        *(
+            text.format(*found(key))
+            for found in (of_peer, uncompiled)
+            for key, text in (
+                ("ratio_captured", "{:.2f}, {:.2f} and {:.2f} times as fast captured"),
+                ("ratio_eager", "{:.2f}, {:.2f} and {:.2f} eager"),
+            )
+        ),
         f"GPU is busy for {100 * busy:.0f} % of the time",
         f"1024 seeds | {min(trained):.1f} to {max(trained):.1f} times as fast, by the model",
     ):

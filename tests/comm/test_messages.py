@@ -30,7 +30,8 @@ def _exchange(
             into[: len(part)] = torch.tensor(part[:room], dtype=torch.int64)
         return sent
 
-    received = messages.exchange(like, write, lambda heads: max(max(head[1:]) for head in heads))
+    in_flight = messages.start(like, write, lambda heads: max(max(head[1:]) for head in heads))
+    received = in_flight.result()
     rows = received.messages[:, 1 + len(words) :].tolist()
     assert all(len(row) == received.room for row in rows)
     return (

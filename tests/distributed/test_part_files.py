@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from dgl_mgpu.comm import communicator
 from dgl_mgpu.errors import InvalidInputError, RankFailedError
 from dgl_mgpu.store.part_files import TypeIds
 from tests.distributed.both import Both, same
-from tests.ranks import RankProcesses
+from tests.ranks import RankProcesses, on_gpus_too, on_machines
 from tests.store.test_part_writer import _of_types, _read_by_dgl
 from tests.store.test_partitioned import _partition
 from tests.store.test_span import of_two_types, power_law
@@ -52,12 +53,13 @@ def _trains(path: str, g: dgl.DGLGraph, exchange: str) -> None:
     )
 
 
+@on_gpus_too
 @pytest.mark.parametrize("exchange", ["halo", "broadcast", "auto"])
 def test_a_part_from_files_is_that_of_the_graph(
     ranks: RankProcesses, tmp_path: Path, exchange: str
 ) -> None:
     path, g = _partition(power_law(), tmp_path, ranks.size)
-    ranks.run(_trains, path, g, exchange)
+    ranks.run(on_machines, "abc", _trains, path, g, exchange)
 
 
 def _trains_types(path: str, g: dgl.DGLGraph) -> None:
@@ -72,8 +74,11 @@ def _trains_types(path: str, g: dgl.DGLGraph) -> None:
         for ntype in g.ntypes
     }
     nodes = {ntype: pg.nodes[ntype].data[dgl.NID].cpu() for ntype in g.ntypes}
-    own = {ntype: rows.detach()[nodes[ntype]].requires_grad_() for ntype, rows in x.items()}
-    expected, found = model(g, x), model(pg, own)
+    own = {
+        ntype: rows.detach()[nodes[ntype]].to(pg.device).requires_grad_()
+        for ntype, rows in x.items()
+    }
+    expected, found = model(g, x), copy.deepcopy(model).to(pg.device)(pg, own)
     assert expected.keys() == found.keys()
     for ntype, rows in expected.items():
         same(found[ntype], rows[nodes[ntype]])
@@ -92,13 +97,14 @@ def _trains_types(path: str, g: dgl.DGLGraph) -> None:
         assert torch.isin(g.find_edges(eids, etype=etype)[1], low).all()
 
 
+@on_gpus_too
 def test_parts_of_several_types_from_files(ranks: RankProcesses, tmp_path: Path) -> None:
     for number, options in enumerate([{}, {"graph_formats": ["csr"]}]):
         path, g = _partition(of_two_types(), tmp_path / str(number), ranks.size, **options)
-        ranks.run(_trains_types, path, g)
+        ranks.run(on_machines, "abc", _trains_types, path, g)
     path = dgl_mgpu.write_partition(_of_types(), tmp_path / "written", ranks.size)
     g, _ = _read_by_dgl(path, ranks.size)
-    ranks.run(_trains_types, str(path), g)
+    ranks.run(on_machines, "abc", _trains_types, str(path), g)
 
 
 def test_one_process_loads_a_graph_of_one_part(tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ def messages(machines: int, calls: int, room: int, dtype, where) -> RequestMessa
     width = words * 8 // dtype.itemsize + room
     return RequestMessages(
         torch.zeros(machines, width, dtype=dtype, device=where),
-        torch.zeros(calls, machines + 2, dtype=torch.int64, device=where),
         words,
     )
 
@@ -69,7 +68,7 @@ def test_each_id_goes_to_its_owner(where, machines, dtype, lists_own):
             owners.machine, *options, own_there,
         ).cpu()  # fmt: skip
         by_machine = asked(expected, number, places, ids)
-        there = RequestMessages(found.messages.cpu(), found.counts.cpu(), found.head_words)
+        there = RequestMessages(found.messages.cpu(), found.head_words)
         assert by_machine == asked(there, number, others, ids)
         # Against the definition: who owns an id, and that no id of a row here goes anywhere else.
         is_here = position[ids.long()] >= 0

@@ -29,7 +29,7 @@ from tests.layerwise_inference.inference_models import (
     expected_of,
     made,
 )
-from tests.ranks import RankProcesses, on_machines
+from tests.ranks import RankProcesses, on_gpus_too, on_machines
 from tests.train.jobs import SMALL
 
 ETYPES = ["follows", "buys", "sees", "has", "marks"]
@@ -60,6 +60,7 @@ def _as_on_the_whole_graph() -> None:
             expected = expected_of(model, g, g.ndata["x"], num_layers)
             with dgl_mgpu.GlobalStore.from_dgl(g, span="job", replica_ratio=0.1) as store:
                 own = store.graph.own_nodes()
+                model.to(store.device)
                 for options in ({}, {"batch_size": 2}):
                     found = dgl_mgpu.inference(model, store.graph, "x", **options)
                     assert_equal(_rows(found, own), _rows(expected, own, cut=True))
@@ -78,6 +79,7 @@ def _rows(tree: Any, own: range, cut: bool = False) -> Any:
     return tree[own.start : own.stop] if cut else tree
 
 
+@on_gpus_too
 def test_each_machine_infers_its_own_nodes(ranks: RankProcesses) -> None:
     ranks.run(on_machines, "abc", _as_on_the_whole_graph)
 
@@ -95,6 +97,7 @@ def _of_several_types() -> None:
         model = made(make)
         expected = expected_of(model, g, g.ndata["x"], 2)
         with dgl_mgpu.GlobalStore.from_dgl(g, span="job", replica_ratio=0) as store:
+            model.to(store.device)
             for options in ({}, {"batch_size": 3}):
                 found = dgl_mgpu.inference(model, store.graph, "x", **options)
                 for ntype, rows in found.items():
@@ -102,6 +105,7 @@ def _of_several_types() -> None:
                     assert_equal(rows, expected[ntype][own.start : own.stop])
 
 
+@on_gpus_too
 def test_several_types(ranks: RankProcesses) -> None:
     ranks.run(on_machines, "abc", _of_several_types)
 
@@ -150,7 +154,8 @@ def test_a_machine_without_room_for_others_rows_ends_all(ranks: RankProcesses) -
 
 
 def _predicted(span: str, *overrides: str) -> torch.Tensor:
-    config = compose([*SMALL, *overrides, f"store.span={span}", "store.replica_ratio=0.1"])
+    options = f"store.span={span}", "store.replica_ratio=0.1", "store.device=auto"
+    config = compose([*SMALL, *overrides, *options])
     trainer = make_trainer(config)
     for _ in trainer.run_epoch(last=False):
         pass
@@ -161,13 +166,16 @@ def _predicted(span: str, *overrides: str) -> torch.Tensor:
 
 def _predicted_alike(*overrides: str) -> None:
     found, expected = _predicted("job", *overrides), _predicted("machine", *overrides)
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    # Of a model that was trained, by GPUs with gradients that are added up in any order.
+    tolerance = 2e-2 if torch.cuda.is_available() else 1e-5
+    torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
 
 
 # The last round has no batch for some ranks.
+@on_gpus_too
 @pytest.mark.parametrize("model", ["model=graphsage", "model=rgcn", "model.inputs=learned"])
 def test_predictions_are_those_of_a_copy_on_each_machine(
     ranks: RankProcesses, data: str, model: str
 ) -> None:
-    options = data, model, "trainer.batch_size=80", "trainer.ranks=3"
+    options = data, model, "trainer.batch_size=80", f"trainer.ranks={ranks.size}"
     ranks.run(on_machines, "abc", _predicted_alike, *options)

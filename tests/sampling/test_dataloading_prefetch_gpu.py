@@ -23,6 +23,7 @@ from dgl.dataloading.negative_sampler import GlobalUniform, PerSourceUniform
 import dgl_mgpu
 from dgl_mgpu.graph.dispatch import tensor_backed_graphs
 from dgl_mgpu.graph.random import BatchDraws
+from dgl_mgpu.sampling import loader_batches
 from dgl_mgpu.sampling.prefetcher import Prefetcher
 from dgl_mgpu.sampling.side_stream import side_stream_of
 from dgl_mgpu.train.minibatch.samplers import RandomWalkSampler
@@ -134,14 +135,21 @@ def side_stream_is_late(monkeypatch, where):
     """The side stream takes its time between sampling and fetching."""
     with side_stream_of(where).use():
         with_side_stream = torch.cuda.current_stream(where)
-    assign = BlockSampler.assign_lazy_features
 
-    def slow(self, result):
-        if torch.cuda.current_stream(where) == with_side_stream:
-            torch.cuda._sleep(LATE)
-        return assign(self, result)
+    def slow(make):
+        def made(sampler, sampled):
+            if torch.cuda.current_stream(where) == with_side_stream:
+                torch.cuda._sleep(LATE)
+            return make(sampler, sampled)
 
-    monkeypatch.setattr(BlockSampler, "assign_lazy_features", slow)
+        return made
+
+    # DGL samples by the former, and what is started ahead is finished by the latter.
+    for owner, name in (
+        (BlockSampler, "assign_lazy_features"),
+        (loader_batches, "finish_blocks"),
+    ):
+        monkeypatch.setattr(owner, name, slow(getattr(owner, name)))
 
 
 def train(make, *, ahead=True, late=0, stop=None, change=None):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,12 @@ from dgl_mgpu import GlobalStore, write_partition
 from dgl_mgpu.errors import InvalidInputError, RankFailedError, UnsupportedByStoreError
 from dgl_mgpu.graph.host.files import map_tensors
 from dgl_mgpu.store.part_exchange import PartRows
-from tests.ranks import RankProcesses, on_machines
+from tests.ranks import RankProcesses, on_gpus_too, on_machines
 from tests.store.test_part_writer import _homogeneous, _of_types, _read_by_dgl
 from tests.store.test_span import (
     NODES,
     _assert_same_batches,
+    _equal,
     of_two_types,
     power_law,
 )
@@ -59,8 +61,18 @@ def _partition(
 
 
 @pytest.fixture(scope="module")
-def parts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, dgl.DGLGraph]]:
-    yield _partition(power_law(), tmp_path_factory.mktemp("parts"), 3)
+def _parts(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], tuple[str, dgl.DGLGraph]]:
+    return functools.cache(
+        lambda count: _partition(power_law(), tmp_path_factory.mktemp("parts"), count)
+    )
+
+
+@pytest.fixture
+def parts(
+    _parts: Callable[[int], tuple[str, dgl.DGLGraph]], ranks: RankProcesses
+) -> tuple[str, dgl.DGLGraph]:
+    """Of a graph, one for each rank."""
+    return _parts(ranks.size)
 
 
 def _as_one_machine(path: str, g: dgl.DGLGraph, ratio: float | str) -> None:
@@ -73,7 +85,7 @@ def _as_one_machine(path: str, g: dgl.DGLGraph, ratio: float | str) -> None:
             assert store.graph.num_nodes(ntype) == g.num_nodes(ntype)
             ids = torch.arange(rank, g.num_nodes(ntype), 2)
             for name, rows in g.nodes[ntype].data.items():
-                assert torch.equal(store.gather(name, ids, ntype), rows[ids])
+                assert _equal(store.gather(name, ids.to(store.device), ntype), rows[ids])
         draw = torch.Generator().manual_seed(rank)
         seeds: Any = {
             ntype: torch.randperm(g.num_nodes(ntype), generator=draw)[:25] for ntype in g.ntypes
@@ -84,6 +96,7 @@ def _as_one_machine(path: str, g: dgl.DGLGraph, ratio: float | str) -> None:
             _assert_same_batches(g, store, NeighborSampler(fanouts), seeds)
 
 
+@on_gpus_too
 @pytest.mark.parametrize("ratio", [0.0, 0.2, "auto"])
 def test_parts_are_the_graph(
     ranks: RankProcesses, parts: tuple[str, dgl.DGLGraph], ratio: float | str
@@ -91,16 +104,18 @@ def test_parts_are_the_graph(
     ranks.run(on_machines, "abc", _as_one_machine, *parts, ratio)
 
 
+@on_gpus_too
 def test_parts_of_several_types_are_the_graph(ranks: RankProcesses, tmp_path: Path) -> None:
     for number, options in enumerate([{}, {"graph_formats": ["csc"]}, {"graph_formats": ["csr"]}]):
-        path, g = _partition(of_two_types(), tmp_path / str(number), 3, **options)
+        path, g = _partition(of_two_types(), tmp_path / str(number), ranks.size, **options)
         ranks.run(on_machines, "abc", _as_one_machine, path, g, 0.3)
 
 
+@on_gpus_too
 def test_machines_share_what_was_written(ranks: RankProcesses, tmp_path: Path) -> None:
     for make in _homogeneous, _of_types:
-        path = write_partition(make(), tmp_path / make.__name__, 3)
-        g, _ = _read_by_dgl(path, 3)
+        path = write_partition(make(), tmp_path / make.__name__, ranks.size)
+        g, _ = _read_by_dgl(path, ranks.size)
         for etype in g.canonical_etypes:
             g.edges[etype].data.pop("number", None)
         ranks.run(on_machines, "abc", _as_one_machine, str(path), g, 0.2)
@@ -110,15 +125,17 @@ def _reads_its_own_part(path: str, folder: str) -> None:
     # A machine finds its own part alone.
     rank = dist.get_rank()
     metadata = json.loads(Path(path).read_text())
-    for number in range(3):
+    for number in range(dist.get_world_size()):
         if number != rank:
             metadata[f"part-{number}"] = dict.fromkeys(metadata[f"part-{number}"], "nowhere")
     own = Path(path).with_name(f"own-{rank}.json")
     own.write_text(json.dumps(metadata))
     with GlobalStore.from_partition(own, replica_ratio=0.1) as store:
-        assert store.gather("feat", torch.arange(NODES)).shape[0] == NODES
+        every = torch.arange(NODES, device=store.device)
+        assert store.gather("feat", every).shape[0] == NODES
 
 
+@on_gpus_too
 def test_a_machine_needs_its_own_part_alone(
     ranks: RankProcesses, parts: tuple[str, dgl.DGLGraph], tmp_path: Path
 ) -> None:
@@ -138,6 +155,7 @@ def _stops_within(path: str) -> None:
             GlobalStore.from_partition(path, replica_ratio=0.2)
 
 
+@on_gpus_too
 def test_a_machine_that_cannot_go_on_ends_all(
     ranks: RankProcesses, parts: tuple[str, dgl.DGLGraph]
 ) -> None:
@@ -157,6 +175,7 @@ def _has_no_room(path: str, name: str) -> None:
             GlobalStore.from_partition(path, replica_ratio=0.2)
 
 
+@on_gpus_too
 @pytest.mark.parametrize(
     "name",
     [

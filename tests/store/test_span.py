@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import pickle
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +29,14 @@ from dgl_mgpu.errors import (
     RankFailedError,
     UnsupportedByStoreError,
 )
-from dgl_mgpu.ops import SampleKey, device
+from dgl_mgpu.ops import SampleFuture, SampleKey, device
 from dgl_mgpu.sampling import dataloading
 from dgl_mgpu.sampling.loader_batches import FrameKey
 from dgl_mgpu.store.graph import StoreGraph
 from dgl_mgpu.train.compose import compose
 from dgl_mgpu.train.minibatch.run import make_trainer
 from tests.kernels.emulator import EmulatedDriver
-from tests.ranks import RankProcesses, on_machines
+from tests.ranks import RankProcesses, on_gpus_too, on_machines
 from tests.sampling.side_streams import HostStream
 from tests.train.jobs import SMALL
 
@@ -80,12 +81,19 @@ def of_two_types() -> dgl.DGLGraph:
 
 def _batches(graph: StoreGraph, seeds: Any, sampler: Any) -> list[tuple]:
     graph.set_epoch(1)
-    return list(dgl.dataloading.DataLoader(graph, seeds, sampler, batch_size=16))
+    on_device = (
+        seeds.to(graph.device)
+        if isinstance(seeds, torch.Tensor)
+        else {ntype: ids.to(graph.device) for ntype, ids in seeds.items()}
+    )
+    return list(
+        dgl.dataloading.DataLoader(graph, on_device, sampler, batch_size=16, device=graph.device)
+    )
 
 
 def _assert_same_batches(g: dgl.DGLGraph, spanning: GlobalStore, sampler: Any, seeds: Any) -> None:
-    """Each rank has seeds of its own; also none."""
-    with GlobalStore.from_dgl(g, seed=5) as whole:
+    """As a store of one machine on the CPU makes them; each rank has seeds of its own, or none."""
+    with GlobalStore.from_dgl(g, seed=5, device="cpu") as whole:
         expected = _batches(whole.graph, seeds, sampler)
         found = _batches(spanning.graph, seeds, sampler)
         assert len(found) == len(expected) > 0
@@ -94,28 +102,30 @@ def _assert_same_batches(g: dgl.DGLGraph, spanning: GlobalStore, sampler: Any, s
         ):
             assert _equal(inputs, other_inputs) and _equal(outputs, other_outputs)
             for block, other in zip(blocks, others, strict=True):
+                assert block.device == spanning.device
                 for etype in g.canonical_etypes:
                     for ends in zip(
                         block.edges(etype=etype), other.edges(etype=etype), strict=True
                     ):
-                        assert torch.equal(*ends)
+                        assert _equal(*ends)
                     eids = block.edges[etype].data[dgl.EID]
-                    assert torch.equal(eids, other.edges[etype].data[dgl.EID])
+                    assert _equal(eids, other.edges[etype].data[dgl.EID])
                 for ntype in g.ntypes:
                     ids = block.srcnodes[ntype].data[dgl.NID]
-                    assert torch.equal(ids, other.srcnodes[ntype].data[dgl.NID])
+                    assert _equal(ids, other.srcnodes[ntype].data[dgl.NID])
             for ntype in g.ntypes:
-                ids = blocks[0].srcnodes[ntype].data[dgl.NID]
-                rows = blocks[0].srcnodes[ntype].data["feat"]
-                assert torch.equal(rows, g.nodes[ntype].data["feat"][ids.long()])
+                for nodes in blocks[0].srcnodes[ntype].data, blocks[-1].dstnodes[ntype].data:
+                    ids = nodes[dgl.NID].cpu().long()
+                    for name in nodes.keys() & {"feat", "label"}:
+                        assert _equal(nodes[name], g.nodes[ntype].data[name][ids])
+                assert "feat" in blocks[0].srcnodes[ntype].data
 
 
-def _equal(nodes: Any, others: Any) -> bool:
-    if isinstance(nodes, torch.Tensor):
-        return torch.equal(nodes, others)
-    return nodes.keys() == others.keys() and all(
-        torch.equal(nodes[ntype], others[ntype]) for ntype in nodes
-    )
+def _equal(rows: Any, others: Any) -> bool:
+    """Whether tensors, or those of dicts, are alike, wherever they are."""
+    if isinstance(rows, torch.Tensor):
+        return torch.equal(rows.cpu(), others.cpu())
+    return rows.keys() == others.keys() and all(_equal(rows[key], others[key]) for key in rows)
 
 
 def _as_one_machine(ratio: float | str, **options: Any) -> int:
@@ -125,30 +135,47 @@ def _as_one_machine(ratio: float | str, **options: Any) -> int:
     seeds = torch.randperm(NODES, generator=draw)[:40]
     with GlobalStore.from_dgl(g, seed=5, span="job", replica_ratio=ratio, **options) as store:
         assert store.graph.num_edges() == EDGES and store.graph.num_nodes() == NODES
-        for fanouts, others in (([4, 3], {}), ([-1, 5], {"replace": True}), ([20], {})):
-            sampler = NeighborSampler(fanouts, prefetch_node_feats=["feat"], **others)
+        features = {"prefetch_node_feats": ["feat"], "prefetch_labels": ["label"]}
+        for fanouts, others in (
+            ([4, 3], {}), ([3, 2, 5], {"replace": True}), ([-1, 5], {"replace": True}), ([20], {}),
+        ):  # fmt: skip
+            sampler = NeighborSampler(fanouts, **features, **others)
             _assert_same_batches(g, store, sampler, seeds)
-        frontier = store.graph.sample_neighbors(seeds, -1)
+        frontier = store.graph.sample_neighbors(seeds.to(store.device), -1)
         in_edges = g.in_edges(seeds, form="eid")
-        assert torch.equal(frontier.edata[dgl.EID].sort().values, in_edges.sort().values)
-        assert torch.equal(frontier.edata["w"], g.edata["w"][frontier.edata[dgl.EID]])
+        eids = frontier.edata[dgl.EID].cpu()
+        assert torch.equal(eids.sort().values, in_edges.sort().values)
+        assert _equal(frontier.edata["w"], g.edata["w"][eids])
         ids = torch.randint(NODES, (50 * (rank % 2),), generator=draw)  # none on some ranks
-        assert torch.equal(store.gather("feat", ids), g.ndata["feat"][ids])
-        assert torch.equal(store.gather("label", ids.int()), g.ndata["label"][ids])
-        numbers = store.gather("number", ids).to(torch.int64)
-        assert torch.equal(numbers, ids)
-        double = store.gather("feat", ids, dtype=torch.float64)
-        assert torch.equal(double, g.ndata["feat"][ids].double())
-        assert torch.equal(store.graph.ndata["feat"][:], g.ndata["feat"])
+        there = ids.to(store.device)
+        assert _equal(store.gather("feat", there), g.ndata["feat"][ids])
+        assert _equal(store.gather("label", there.int()), g.ndata["label"][ids])
+        assert _equal(store.gather("number", there).long(), ids)
+        for dtype in torch.float64, torch.float16:
+            rows = store.gather("feat", there, dtype=dtype)
+            assert _equal(rows, g.ndata["feat"][ids].to(dtype))
+        assert _equal(store.graph.ndata["feat"][:], g.ndata["feat"])
+        assert ratio == "auto" or store.graph.traffic.take().nbytes["feat", "remote"] > 0
         return store.plan.tables["node/_N/feat"].tiers[-1].stop  # rows that are here
 
 
+@on_gpus_too
 @pytest.mark.parametrize(
-    ("ratio", "least", "most"), [(0, 150, 250), (0.1, 160, 320), ("auto", NODES, NODES)]
+    ("ratio", "least", "most"), [(0, 0.75, 1.25), (0.1, 0.8, 1.6), ("auto", 3, 3)]
 )
-def test_three_machines_are_as_one(ranks: RankProcesses, ratio: Any, least: int, most: int) -> None:
+def test_machines_are_as_one(
+    ranks: RankProcesses, ratio: float | str, least: float, most: float
+) -> None:
     kept = ranks.run(on_machines, "abc", _as_one_machine, ratio)
-    assert all(least <= rows <= most for rows in kept) and sum(kept) >= NODES
+    share = NODES / ranks.size
+    for rows in kept:
+        assert min(least * share, NODES) <= rows <= most * share
+    assert sum(kept) >= NODES
+
+
+@pytest.mark.parametrize("ranks", ["cuda"], indirect=True)
+def test_machines_whose_gpus_have_little_memory_are_as_one(ranks: RankProcesses) -> None:
+    ranks.run(on_machines, "abc", partial(_as_one_machine, 0.1, gpu_memory=20_000))
 
 
 def _with_little_memory() -> int:
@@ -188,8 +215,6 @@ def _by_kernels() -> None:
         GlobalStore.from_dgl(g, seed=5, span="job", replica_ratio=0.1) as store,
         _emulated_gpus(store) as driver,
     ):
-        others, (etype,) = store.graph._structure.others, g.canonical_etypes
-        assert others is not None
         for options in {}, {"replace": True}:
             sampler = NeighborSampler([3, 4], prefetch_node_feats=["feat"], **options)
             _assert_same_batches(g, store, sampler, seeds[: 35 + rank])
@@ -205,13 +230,45 @@ def _by_kernels() -> None:
         # None anywhere, of more neighbors than there is memory for.
         _, _, (block,) = store.graph.sample_blocks(seeds[:0], [1 << 40])
         assert block.num_src_nodes() == 0
-        bad = torch.tensor([NODES]) if rank == 1 else seeds[:1]
-        with pytest.raises(IdOutOfRangeError if rank == 1 else RankFailedError):
-            others.sample_hops_async(
-                store.graph._structure.views(), bad, [{etype: 2}], SampleKey(0), replace=False
-            )
         launched = {kernel.source for kernel in driver.launched}
         assert launched >= {"sample.cu", "answers.cu", "requests.cu", "unique.cu"}
+
+
+def _started_with_bad_seeds() -> None:
+    """A batch is started before the features of another one are gathered, which are not its own."""
+    g, rank, seeds = power_law(), dist.get_rank(), torch.arange(20)
+    (etype,) = g.canonical_etypes
+    with (
+        GlobalStore.from_dgl(g, seed=5, span="job", replica_ratio=0.1) as store,
+        _emulated_gpus(store),
+    ):
+        structure = store.graph._structure
+
+        def start(nodes: torch.Tensor) -> SampleFuture:
+            assert structure.others is not None
+            arguments = structure.views(), nodes, [{etype: 2}], SampleKey(0)
+            return structure.others.sample_hops_async(*arguments, replace=False, one_by_one=list)
+
+        (expected,) = start(seeds).result()
+        for bad, error in (
+            (torch.tensor([NODES]), IdOutOfRangeError),  # which a kernel finds
+            (torch.tensor([0.5]), InvalidInputError),  # for which nothing can be asked
+        ):
+            fails = pytest.raises(error if rank == 1 else RankFailedError)
+            batch = None
+            with fails if rank == 1 and error is InvalidInputError else contextlib.nullcontext():
+                batch = start(bad if rank == 1 else seeds)
+            assert torch.equal(store.gather("feat", seeds), g.ndata["feat"][seeds])
+            for _ in range(2 if batch else 0):
+                with fails:
+                    batch.result()
+        # What was wrong is over.
+        (found,) = start(seeds).result()
+        assert all(map(torch.equal, found.edges[etype], expected.edges[etype]))
+
+
+def test_bad_seeds_of_a_batch_are_told_with_that_batch(ranks: RankProcesses) -> None:
+    ranks.run(on_machines, "abc", _started_with_bad_seeds)
 
 
 def _of_a_type_without_edges() -> None:
@@ -245,16 +302,19 @@ def _of_two_types_as_one() -> None:
     g = of_two_types()
     item = torch.arange(dist.get_rank(), 70, 7, dtype=torch.int32)
     seeds = {"user": torch.arange(8, dtype=torch.int32), "item": item}
-    options = {"feature_dtypes": {"feat": "bfloat16"}} if dist.get_rank() > 9 else {}
-    with GlobalStore.from_dgl(g, seed=5, span="job", replica_ratio=0.2, **options) as store:
+    with GlobalStore.from_dgl(g, seed=5, span="job", replica_ratio=0.2) as store:
         features = {"user": ["feat"], "item": ["feat"]}
         sampler = NeighborSampler([3, 2], prefetch_node_feats=features)
         _assert_same_batches(g, store, sampler, seeds)
         excluded = {"buys": torch.arange(0, 400, 3, dtype=torch.int32)}
+        excluded, seeds = (
+            {key: ids.to(store.device) for key, ids in of.items()} for of in (excluded, seeds)
+        )
         found = store.graph.sample_blocks(seeds, [2, 2], exclude_edges=excluded)[2][1]
         assert not (found.edges["buys"].data[dgl.EID] % 3 == 0).any()
 
 
+@on_gpus_too
 def test_several_types_are_as_on_one_machine(ranks: RankProcesses) -> None:
     ranks.run(on_machines, "abc", _of_two_types_as_one)
 
@@ -273,18 +333,20 @@ def _by_weight() -> None:
         for options in {"prob": "weight"}, {"prob": "weight", "replace": True}, {"mask": "mask"}:
             sampler = NeighborSampler([4, 3], prefetch_node_feats=["feat"], **options)
             _assert_same_batches(g, store, sampler, seeds)
-        found = store.graph.sample_neighbors(seeds, 3, prob="mask")
-        assert g.edata["mask"][found.edata[dgl.EID]].all()
+        there = seeds.to(store.device)
+        found = store.graph.sample_neighbors(there, 3, prob="mask")
+        assert g.edata["mask"][found.edata[dgl.EID].cpu()].all()
         # Of a rank's own seeds, whose in-edges are another machine's to sample.
         with pytest.raises((InvalidWeightError, RankFailedError), match=f"node {node} have weight"):
-            store.graph.sample_neighbors(torch.tensor([node]), 3, prob="bad")
+            store.graph.sample_neighbors(torch.tensor([node], device=store.device), 3, prob="bad")
         with pytest.raises((InvalidWeightError, RankFailedError), match=f"node {node} have weight"):
             _batches(store.graph, seeds, NeighborSampler([3], prob="bad"))
         with pytest.raises(InvalidInputError, match="the same in the same order"):
-            store.graph.sample_neighbors(seeds, 3, prob="weight" if rank else "mask")
-        assert torch.equal(store.gather("feat", seeds), g.ndata["feat"][seeds])
+            store.graph.sample_neighbors(there, 3, prob="weight" if rank else "mask")
+        assert _equal(store.gather("feat", there), g.ndata["feat"][seeds])
 
 
+@on_gpus_too
 def test_samples_by_weight_are_as_on_one_machine(ranks: RankProcesses) -> None:
     ranks.run(on_machines, "abc", _by_weight)
 
@@ -298,27 +360,30 @@ def _of_edges() -> None:
         negative_sampler=PerSourceUniform(2),
     )
     found = []
-    for span in "machine", "job":
-        options = {"seed": 5, "span": span, "replica_ratio": 0.1, "edges": True}
+    for of_span in {"span": "machine", "device": "cpu"}, {"span": "job", "replica_ratio": 0.1}:
+        options = {"seed": 5, "edges": True, **of_span}
         with GlobalStore.from_dgl(g, **options) as store:
             torch.manual_seed(rank)
             found.append(_batches(store.graph, seeds, sampler))
             for _, positive, _, blocks in found[-1]:
-                eids = positive.edata[dgl.EID]
+                eids = positive.edata[dgl.EID].cpu()
                 nodes = positive.ndata[dgl.NID]
                 for end, expected in zip(positive.edges(), g.find_edges(eids), strict=True):
-                    assert torch.equal(nodes[end], expected)
+                    assert _equal(nodes[end], expected)
                 for block in blocks:  # without the edges that are learned
-                    assert not torch.isin(block.edata[dgl.EID], eids).any()
-                inputs = blocks[0].srcdata[dgl.NID]
-                assert torch.equal(blocks[0].srcdata["feat"], g.ndata["feat"][inputs])
+                    assert not torch.isin(block.edata[dgl.EID].cpu(), eids).any()
+                inputs = blocks[0].srcdata[dgl.NID].cpu()
+                assert _equal(blocks[0].srcdata["feat"], g.ndata["feat"][inputs])
+            # Of the generators of the CPU and of a GPU are other negatives.
+            comparable = store.device.type == "cpu"
     assert len(found[0]) == len(found[1]) > 3
     for alone, together in zip(*found, strict=True):
-        assert torch.equal(alone[0], together[0])
         for one, other in zip(alone[1:3], together[1:3], strict=True):
-            assert all(map(torch.equal, one.edges(), other.edges()))
+            assert not comparable or all(map(torch.equal, one.edges(), other.edges()))
+        assert not comparable or torch.equal(alone[0], together[0])
 
 
+@on_gpus_too
 def test_mini_batches_of_edges_are_as_on_one_machine(ranks: RankProcesses) -> None:
     ranks.run(on_machines, "abc", _of_edges)
 
@@ -328,75 +393,82 @@ def _in_narrow_types() -> None:
     options = {"feature_dtypes": {"feat": "float8_e5m2"}, "span": "job", "replica_ratio": 0.1}
     with GlobalStore.from_dgl(g, **options) as store:
         rounded = g.ndata["feat"].to(torch.float8_e5m2).float()
-        assert torch.equal(store.gather("feat", torch.arange(NODES)), rounded)
+        every = torch.arange(NODES, device=store.device)
+        assert _equal(store.gather("feat", every), rounded)
         sent = store.graph.traffic.take().nbytes["feat", "remote"]
         assert 0 < sent < NODES * WIDTH
 
 
+@on_gpus_too
 def test_rows_are_sent_in_the_type_that_they_are_kept_in(ranks: RankProcesses) -> None:
     ranks.run(on_machines, "abc", _in_narrow_types)
 
 
 def _written(ratio: float) -> None:
-    g, rank, every = power_law(), dist.get_rank(), torch.arange(NODES)
+    g, rank, size = power_law(), dist.get_rank(), dist.get_world_size()
     with GlobalStore.from_dgl(g, span="job", replica_ratio=ratio) as store:
+        every = torch.arange(NODES, device=store.device)
         expected = g.ndata["feat"].clone()
         draw = torch.Generator().manual_seed(7)
         for _ in range(2):
             # Of all ranks; some have none, and the last of those for a node counts.
             changes = [
                 (torch.randint(NODES, (80 * number,), generator=draw), number)
-                for number in range(3)
+                for number in range(size)
             ]
             rows = torch.randn(NODES, WIDTH, generator=draw)
             for ids, number in changes:
                 expected[ids] = rows[ids] + number
             mine = changes[rank][0]
-            store.graph.ndata["feat"][mine] = rows[mine] + rank
-            assert torch.equal(store.gather("feat", every), expected)
+            store.graph.ndata["feat"][mine.to(store.device)] = rows[mine].to(store.device) + rank
+            assert _equal(store.gather("feat", every), expected)
         store.graph.ndata["feat"] = rows
-        assert torch.equal(store.gather("feat", every), rows)
+        assert _equal(store.gather("feat", every), rows)
         weights = torch.rand(EDGES, 2, generator=draw)
         store.graph.edata["w"] = weights
-        assert torch.equal(store.graph.edata["w"][:], weights)
-        bad = torch.tensor([NODES]) if rank == 2 else every[:1]
-        with pytest.raises(IdOutOfRangeError if rank == 2 else RankFailedError):
+        assert _equal(store.graph.edata["w"][:], weights)
+        is_wrong = rank == size - 1
+        bad = every[:1] + NODES if is_wrong else every[:1]
+        with pytest.raises(IdOutOfRangeError if is_wrong else RankFailedError):
             store.graph.ndata["feat"][bad] = rows[:1]
-        assert torch.equal(store.gather("feat", every), rows)
+        assert _equal(store.gather("feat", every), rows)
 
 
+@on_gpus_too
 @pytest.mark.parametrize("ratio", [0.0, 0.3])
 def test_rows_are_written_on_all_machines(ranks: RankProcesses, ratio: float) -> None:
     ranks.run(on_machines, "abc", _written, ratio)
 
 
 def _learned(path: str) -> None:
-    g, rank, every = power_law(), dist.get_rank(), torch.arange(NODES)
+    g, rank, size = power_law(), dist.get_rank(), dist.get_world_size()
     spec = {"emb": dgl_mgpu.EmbeddingSpec(6, optimizer="adam")}
     options = {"seed": 5, "span": "job", "replica_ratio": 0.3, "embeddings": spec}
     with GlobalStore.from_dgl(g, **options) as store:
-        embedding = store.embedding("emb")
-        weight = torch.nn.Parameter(embedding(every).detach().double())
+        every, embedding = torch.arange(NODES, device=store.device), store.embedding("emb")
+        weight = torch.nn.Parameter(embedding(every).detach().cpu().double())
         assert weight.unique().numel() > NODES
         expected = torch.optim.SparseAdam([weight], lr=0.1)
         optimizer = dgl_mgpu.SparseAdam([embedding], lr=0.1, over_ranks="sum")
         draw = torch.Generator().manual_seed(3)
         for _ in range(4):
-            batches = [torch.randint(NODES, (30 * n,), generator=draw) for n in range(3)]
+            batches = [torch.randint(NODES, (30 * n,), generator=draw) for n in range(size)]
             factors = torch.randn(NODES, 6, generator=draw)
-            (embedding(batches[rank]) * factors[batches[rank]]).sum().backward()
+            mine = batches[rank]
+            (embedding(mine.to(store.device)) * factors[mine].to(store.device)).sum().backward()
             optimizer.step()
             ids = torch.cat(batches)
             gradients = factors[ids].double()
             weight.grad = torch.sparse_coo_tensor(ids[None], gradients, weight.shape).coalesce()
             expected.step()
             found = embedding(every).detach()
-            assert torch.allclose(found.double(), weight.detach(), atol=1e-5)
+            assert torch.allclose(found.cpu().double(), weight.detach(), atol=1e-5)
         embedding.save(path)
         if rank == 0:
             with np.load(path) as saved:
-                assert np.array_equal(saved["rows"], found.numpy())
-        embedding.write(every[rank::3], torch.zeros(len(every[rank::3]), 6))
+                assert np.array_equal(saved["rows"], found.cpu().numpy())
+        mine = every[rank::size]
+        embedding.write(mine, torch.zeros(len(mine), 6, device=store.device))
         assert not embedding(every).any()
         embedding.load(path)
         assert torch.equal(embedding(every), found)
@@ -409,6 +481,7 @@ def _learned(path: str) -> None:
         assert torch.equal(embedding(every), found) and embedding.steps == 4
 
 
+@on_gpus_too
 def test_rows_are_learned_on_all_machines(ranks: RankProcesses, tmp_path: Path) -> None:
     ranks.run(on_machines, "abc", _learned, str(tmp_path / "rows.npz"))
 
@@ -428,10 +501,12 @@ def _sent(ratio: float) -> tuple[int, int, float]:
         return sent, asked * WIDTH * 4, store.plan.share.remote_reads["node/_N/feat"]
 
 
+@on_gpus_too
 def test_replicas_save_network(ranks: RankProcesses) -> None:
     alone = ranks.run(on_machines, "abc", _sent, 0)
+    of_others = 1 - 1 / ranks.size
     for sent, asked, modelled in alone:
-        assert 0.5 * asked < sent < 0.8 * asked  # two machines of three have them
+        assert 0.75 * of_others * asked < sent < 1.2 * of_others * asked
         assert sent / asked == pytest.approx(modelled, rel=0.15)
     for (sent, asked, modelled), (before, _, _) in zip(
         ranks.run(on_machines, "abc", _sent, 0.3), alone, strict=True
@@ -474,13 +549,11 @@ def _collectives_of_batches() -> list[int]:
     return counts
 
 
-def test_a_hop_takes_two_collectives_and_features_one_more_than_they_are(
-    ranks: RankProcesses,
-) -> None:
+def test_a_hop_takes_two_collectives_and_so_do_all_features(ranks: RankProcesses) -> None:
     for counts in ranks.run(on_machines, "abc", _collectives_of_batches):
-        assert min(counts) == 9
+        assert min(counts) == 8
         # Messages longer than those before take one more each.
-        assert max(counts[1:]) <= 18 and sum(counts[1:]) <= 9 * 13
+        assert max(counts[1:]) <= 16 and sum(counts[1:]) <= 9 * 12
 
 
 def _hop_by_hop() -> None:
@@ -488,18 +561,19 @@ def _hop_by_hop() -> None:
     g, rank = power_law(), dist.get_rank()
     with (
         GlobalStore.from_dgl(g, seed=5, span="job", replica_ratio=0.1) as store,
-        GlobalStore.from_dgl(g, seed=5) as whole,
+        GlobalStore.from_dgl(g, seed=5, device="cpu") as whole,
     ):
         for seeds in torch.arange(8 * rank), torch.arange(4), torch.arange(4) + rank:
             nodes = seeds  # none on the first rank, at first
             for fanout in 3, 4:
                 found, expected = (
-                    of.graph.sample_neighbors(nodes, fanout) for of in (store, whole)
+                    of.graph.sample_neighbors(nodes.to(of.device), fanout) for of in (store, whole)
                 )
-                assert torch.equal(found.edata[dgl.EID], expected.edata[dgl.EID])
-                nodes = torch.cat([nodes, found.edges()[0]])
+                assert _equal(found.edata[dgl.EID], expected.edata[dgl.EID])
+                nodes = torch.cat([nodes, expected.edges()[0]])
 
 
+@on_gpus_too
 def test_hops_that_ranks_count_differently_are_as_on_one_machine(ranks: RankProcesses) -> None:
     ranks.run(on_machines, "abc", _hop_by_hop)
 
@@ -577,11 +651,13 @@ def _chosen(little: str) -> tuple[bool, int]:
         seeds = torch.arange(dist.get_rank(), NODES, 20)
         sampler = NeighborSampler([5, 5], prefetch_node_feats=["feat"])
         _assert_same_batches(g, store, sampler, seeds)
-        assert torch.equal(store.graph.find_edges(seeds)[0], g.find_edges(seeds)[0])
+        sources, _ = store.graph.find_edges(seeds.to(store.device))
+        assert _equal(sources, g.find_edges(seeds)[0])
         assert (store.plan.share is not None) == store.graph.spans_machines
         return store.graph.spans_machines, store.plan.num_gpus
 
 
+@on_gpus_too
 def test_the_machine_with_least_memory_decides(ranks: RankProcesses) -> None:
     assert {spans for spans, _ in ranks.run(on_machines, "abc", _chosen, "")} == {False}
     assert {spans for spans, _ in ranks.run(on_machines, "abc", _chosen, "1")} == {True}
@@ -594,15 +670,16 @@ def _degrees() -> None:
             for etype in g.canonical_etypes:
                 degrees = g.in_degrees(etype=etype).to(g.idtype)
                 asked = torch.arange(rank, 40, 7, dtype=g.idtype)[: 5 * rank]
-                found = store.graph.in_degrees(asked, etype=etype)
-                assert found.dtype == g.idtype and torch.equal(found, degrees[asked.long()])
-                assert torch.equal(store.graph.in_degrees(etype=etype), degrees)
+                found = store.graph.in_degrees(asked.to(store.device), etype=etype)
+                assert found.dtype == g.idtype and _equal(found, degrees[asked.long()])
+                assert _equal(store.graph.in_degrees(etype=etype), degrees)
                 assert store.graph.in_degrees(9, etype=etype) == int(degrees[9])
                 outgoing = g.out_degrees(etype=etype).to(g.idtype)
-                assert torch.equal(store.graph.count_degrees("out", etype), outgoing)
-                assert torch.equal(store.graph.count_degrees("in", etype), degrees)
+                assert _equal(store.graph.count_degrees("out", etype), outgoing)
+                assert _equal(store.graph.count_degrees("in", etype), degrees)
 
 
+@on_gpus_too
 def test_degrees_are_those_of_the_whole_graph(ranks: RankProcesses) -> None:
     ranks.run(on_machines, "abc", _degrees)
 
@@ -649,31 +726,23 @@ def test_what_is_not_served_is_told(ranks: RankProcesses) -> None:
 def _wrong_on_one_rank() -> None:
     rank, g = dist.get_rank(), power_law()
     with GlobalStore.from_dgl(g, span="job", replica_ratio=0) as store:
-        for bad, error in (
-            (torch.tensor([NODES]), IdOutOfRangeError),
-            (
-                torch.tensor([0.5]),
-                InvalidInputError,
-            ),
-        ):
-            with pytest.raises(
-                error if rank == 1 else RankFailedError, match="gather rows of 'feat'"
-            ):
-                store.gather("feat", bad if rank == 1 else torch.arange(5))
-            with pytest.raises(
-                error if rank == 1 else RankFailedError, match="cannot sample neighbors"
-            ):
-                store.graph.sample_neighbors(bad if rank == 1 else torch.arange(5), 3)
-            with pytest.raises(
-                error if rank == 1 else RankFailedError, match="cannot sample neighbors"
-            ):
-                _batches(store.graph, bad if rank == 1 else torch.arange(5), NeighborSampler([3]))
+        good = torch.arange(5, device=store.device)
+        for wrong, error in ([NODES], IdOutOfRangeError), ([0.5], InvalidInputError):
+            ids = torch.tensor(wrong, device=store.device) if rank == 1 else good
+            raised = error if rank == 1 else RankFailedError
+            with pytest.raises(raised, match="gather rows of 'feat'"):
+                store.gather("feat", ids)
+            with pytest.raises(raised, match="cannot sample neighbors"):
+                store.graph.sample_neighbors(ids, 3)
+            with pytest.raises(raised, match="cannot sample neighbors"):
+                _batches(store.graph, ids, NeighborSampler([3]))
         with pytest.raises(InvalidInputError, match="the same in the same order"):
-            store.gather("label" if rank == 1 else "feat", torch.arange(5))
+            store.gather("label" if rank == 1 else "feat", good)
         # What was wrong is over.
-        assert torch.equal(store.gather("feat", torch.arange(9)), g.ndata["feat"][:9])
+        assert _equal(store.gather("feat", good), g.ndata["feat"][:5])
 
 
+@on_gpus_too
 def test_what_is_wrong_on_one_rank_is_told_on_all(ranks: RankProcesses) -> None:
     ranks.run(on_machines, "abc", _wrong_on_one_rank)
 
@@ -754,7 +823,8 @@ def test_one_machine_has_all(ranks: RankProcesses) -> None:
 
 
 def _trained(span: str, data: str, *overrides: str) -> list[tuple[float, ...]]:
-    config = compose([data, *SMALL, *overrides, f"store.span={span}", "store.replica_ratio=0.1"])
+    options = f"store.span={span}", "store.replica_ratio=0.1", "store.device=auto"
+    config = compose([data, *SMALL, *overrides, *options])
     trainer = make_trainer(config)
     for _ in range(2):
         for _ in trainer.run_epoch(last=True):
@@ -765,15 +835,20 @@ def _trained(span: str, data: str, *overrides: str) -> list[tuple[float, ...]]:
 
 
 def _trained_alike(data: str, *overrides: str) -> None:
-    assert _trained("job", data, *overrides) == _trained("machine", data, *overrides)
+    found, expected = (_trained(span, data, *overrides) for span in ("job", "machine"))
+    # GPUs add gradients up in any order.
+    on_gpu = torch.cuda.is_available()
+    for epoch, other in zip(found, expected, strict=True):
+        assert epoch == (pytest.approx(other, rel=2e-3, abs=2e-2) if on_gpu else other)
 
 
 # The last round of training and validation has no batch for some ranks.
+@on_gpus_too
 @pytest.mark.parametrize("model", ["model=graphsage", "model=rgcn", "model.inputs=learned"])
 def test_training_is_as_with_a_copy_on_each_machine(
     ranks: RankProcesses, data: str, model: str
 ) -> None:
-    options = data, model, "trainer.batch_size=80", "trainer.ranks=3"
+    options = data, model, "trainer.batch_size=80", f"trainer.ranks={ranks.size}"
     ranks.run(on_machines, "abc", _trained_alike, *options)
 
 

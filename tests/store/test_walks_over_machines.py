@@ -17,7 +17,7 @@ from dgl_mgpu.errors import (
     RankFailedError,
     UnsupportedByStoreError,
 )
-from tests.ranks import RankProcesses, on_machines
+from tests.ranks import RankProcesses, on_gpus_too, on_machines
 from tests.store.test_random_walks import METAPATH, shop
 
 
@@ -42,22 +42,23 @@ def _walks_alike(idtype: torch.dtype, ratio: float) -> None:
         (friends().astype(idtype), {"length": 0}),
         (friends().astype(idtype), {"length": 3, "restart_prob": torch.tensor([0.0, 0.5, 1.0])}),
     ):
-        with GlobalStore.from_dgl(g, seed=5) as store:
+        with GlobalStore.from_dgl(g, seed=5, device="cpu") as store:
             expected = _walks(store, starts, options)
         with GlobalStore.from_dgl(g, seed=5, span="job", replica_ratio=ratio) as store:
             assert store.graph.spans_machines
             found = _walks(store, starts, options)
         for tensor, other in zip(found, expected, strict=True):
-            assert tensor.dtype == other.dtype and torch.equal(tensor, other)
+            assert tensor.dtype == other.dtype and torch.equal(tensor.cpu(), other)
         if count:
             assert options.get("length") == 0 or (found[0][:, 1] >= 0).any()
 
 
 def _walks(store: GlobalStore, starts: torch.Tensor, options: dict[str, Any]) -> tuple:
     store.graph.set_epoch(2)
-    return store.graph.random_walk(starts, **options)
+    return store.graph.random_walk(starts.to(store.device), **options)
 
 
+@on_gpus_too
 @pytest.mark.parametrize(("idtype", "ratio"), [(torch.int32, 0.0), (torch.int64, 0.2)])
 def test_walks_are_those_of_one_machine(
     ranks: RankProcesses, idtype: torch.dtype, ratio: float
@@ -69,12 +70,12 @@ def _wrong() -> None:
     rank, g = dist.get_rank(), shop()
     g.edges["follows"].data["bad"] = torch.where(torch.arange(300) == 7, torch.nan, 1.0).float()
     g.edges["followed-by"].data["bad"] = g.edges["follows"].data["bad"]
-    nodes = torch.arange(60)
     with GlobalStore.from_dgl(g, span="job", replica_ratio=0) as store:
+        nodes = torch.arange(60, device=store.device)
         walk = store.graph.random_walk
         of_one = pytest.raises(IdOutOfRangeError if rank == 1 else RankFailedError)
         with of_one:
-            walk(torch.tensor([60 if rank == 1 else 0]), metapath=["buys"])
+            walk(nodes[:1] + (60 if rank == 1 else 0), metapath=["buys"])
         with pytest.raises(InvalidInputError, match="does not begin where"):
             walk(nodes, metapath=["buys", "follows"])
         # Raised by the machine that has the edge.
@@ -124,5 +125,6 @@ def test_a_machine_without_room_ends_all(ranks: RankProcesses, name: str) -> Non
     ranks.run(on_machines, "abc", _has_no_room, name)
 
 
+@on_gpus_too
 def test_what_is_wrong_is_told(ranks: RankProcesses) -> None:
     ranks.run(on_machines, "abc", _wrong)

@@ -140,7 +140,11 @@ def relation_of(graph: DGLGraph) -> Relation | DistributedGraphIndex:
 
 def refuse_nodes_without_edges(layer: Any, graph: DGLGraph) -> None:
     """Raise DGLError if a layer does not allow nodes without in-edges, and there are some."""
-    if not layer._allow_zero_in_degree and (graph.in_degrees() == 0).any():
+    if layer._allow_zero_in_degree:
+        return
+    index = graph._graph
+    is_whole = type(index) is TensorIndex
+    if index.lacks_in_edges(0) if is_whole else (graph.in_degrees() == 0).any():
         raise DGLError(
             "some nodes have no in-edges, and no output: add self-loops, dgl.add_self_loop(g), or"
             " make the layer with allow_zero_in_degree=True"

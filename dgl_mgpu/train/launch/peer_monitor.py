@@ -3,7 +3,8 @@
 Connections to such a machine stay open, and ranks that wait for its tensors go on waiting: gloo and
 NCCL for many minutes.  So a thread of each rank writes to torchrun's store every second: that is
 its beat.  The first rank looks at all others' beats, the others at the first one's.  Who finds one
-missing writes a report, with which all ranks end.
+missing writes a report, with which all ranks end; so does a rank that fails alone where others may
+not hear of it.
 
 In a stage of any length a rank may hold Python's lock for long; there its beats may be missing for
 as long as it may hang.
@@ -25,7 +26,7 @@ from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
-from dgl_mgpu.comm.communicator import Communicator
+from dgl_mgpu.comm.communicator import Communicator, own_failure, rank_failed
 from dgl_mgpu.comm.signing import job_secret
 from dgl_mgpu.errors import RankFailedError
 from dgl_mgpu.train.launch.preemption import Stopped
@@ -44,6 +45,7 @@ _OWN_REPORT_SECONDS, _TELL_SECONDS = 5.0, 5.0
 #: report, or is at its end, well or not.
 _STEP, _STAGE, _TOLD, _DONE, _FAILED = "step", "stage", "told", "done", "failed"
 _REPORT, _NO_REPORT = "report", "-"
+_ACTION = "train with ranks on other machines"
 # Characters of a report's signature, and those quoted of what is none.
 _SIGNATURE, _QUOTED_BYTES = 64, 80
 
@@ -144,7 +146,7 @@ class PeerMonitor:
     # -- a thread that looks at what was read ------------------------------------------------------
 
     def _watch(self) -> None:
-        before, looked, unanswered = self._read, time.monotonic(), 0.0
+        before, looked, unanswered, failed = self._read, time.monotonic(), 0.0, 0.0
         while True:
             time.sleep(_BEAT_SECONDS)
             now, read = time.monotonic(), self._read
@@ -161,6 +163,12 @@ class PeerMonitor:
                 error = self._reported(read.report)
                 self._tell()
                 self._on_loss(error)
+                return
+            failure = own_failure()
+            failed += seconds if failure is not None else 0.0
+            if failure is not None and failed >= _OWN_REPORT_SECONDS:
+                # This rank cannot end before others do, which wait for NCCL.
+                self.report(rank_failed(_ACTION, self._rank, failure))
                 return
             if read.after > before.after:
                 for rank, beat in read.beats.items():
@@ -241,7 +249,7 @@ def _connect(name: str) -> dist.Store:
 
 def _loss(problem: str) -> RankFailedError:
     return RankFailedError(
-        "train with ranks on other machines",
+        _ACTION,
         problem,
         "see why, or start on fewer machines; trainer.resume goes on from the last checkpoint",
     )

@@ -89,3 +89,38 @@ def test_a_pair_may_be_longer():
     layer = SAGEConv(4, 2, "mean")
     pair = features(), features()
     assert torch.equal(layer(graph(), (*pair, None)), layer(graph(), pair))
+
+
+@pytest.mark.parametrize("norm", ["none", "left", "right", "both"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_many_layers_on_one_graph(norm, dtype):
+    """What is kept of a graph's degrees is that of the norm, the dtype and the direction."""
+    here, on_cpu = graph(), dgl.graph(([0, 1, 2, 2], [1, 2, 0, 1]))
+    assert not isinstance(on_cpu._graph, TensorIndex)
+    with torch.inference_mode():  # keeps what a backward pass reads later
+        GraphConv(4, 2, norm=norm)(here, features())
+    for other in ("right", norm, "left", "both", norm):
+        torch.manual_seed(0)
+        layer = GraphConv(4, 2, norm=other).to(dtype)
+        for pair in ((here, on_cpu), (here.reverse(), on_cpu.reverse())):
+            results = []
+            for g in pair:
+                given = features().to(dtype).requires_grad_()
+                rows = layer(g, given)
+                rows.square().sum().backward()
+                results.append((rows.detach(), given.grad))
+            torch.testing.assert_close(*results)
+
+
+def test_nodes_without_in_edges_are_refused_at_every_call():
+    with tensor_backed_graphs():
+        g = dgl.graph(([0, 1], [1, 2]))
+    layer = GraphConv(4, 2)
+    for _ in range(2):
+        with pytest.raises(DGLError, match="0-in-degree"):
+            layer(g, features())
+    g.add_edges([2], [0])
+    assert layer(g, features()).shape == (3, 2)
+    g.remove_edges([2])
+    with pytest.raises(DGLError, match="0-in-degree"):
+        layer(g, features())

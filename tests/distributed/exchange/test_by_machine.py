@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 import torch
@@ -32,15 +33,38 @@ def six_ranks() -> Iterator[RankProcesses]:
     processes.close()
 
 
-@pytest.mark.parametrize("machines", ["aaabbb", "abcabc", "aabbcc"])
+#: Machines of six ranks on the CPU, and of four on GPUs.
+_ON_GPUS = {"aaabbb": "aabb", "aabbcc": "aabb", "abcabc": "abab"}
+
+
+@pytest.fixture(scope="module")
+def _four_gpus() -> Iterator[RankProcesses]:
+    gpus = torch.cuda.device_count()
+    if gpus < 4:
+        pytest.skip(f"two machines of two ranks need four GPUs, and there are {gpus}")
+    processes = RankProcesses(4, "cuda")
+    yield processes
+    processes.close()
+
+
+@pytest.fixture(params=["cpu", "cuda"])
+def run_on(request: pytest.FixtureRequest) -> Callable[..., None]:
+    """Runs a check on machines by these names, a letter for each of six ranks."""
+    if request.param == "cpu":
+        return partial(request.getfixturevalue("six_ranks").run, on_machines)
+    ranks = request.getfixturevalue("_four_gpus")
+    return lambda machines, *check: ranks.run(on_machines, _ON_GPUS[machines], *check)
+
+
+@pytest.mark.parametrize("machines", [*_ON_GPUS])
 @pytest.mark.parametrize(("kind", "strategy"), [*_CASES[:2], ("skewed", "one rank has all")])
-def test_sums_on_several_machines(six_ranks, machines, kind, strategy):
-    six_ranks.run(on_machines, machines, _sums, kind, strategy, torch.int64)
+def test_sums_on_several_machines(run_on, machines, kind, strategy):
+    run_on(machines, _sums, kind, strategy, torch.int64)
 
 
-def test_gradients_on_several_machines(six_ranks):
+def test_gradients_on_several_machines(run_on):
     for check in (_adjoint, _sum_gradients, _weights_of_columns, _input_changes):
-        six_ranks.run(on_machines, "aabbcc", check)
+        run_on("aabbcc", check)
 
 
 def _rows_between_machines() -> None:
@@ -100,12 +124,12 @@ def _trains_on_machines(exchange: str) -> None:
 
 
 @pytest.mark.parametrize("exchange", ["halo by machine", "auto"])
-def test_layers_on_several_machines(six_ranks, exchange):
-    six_ranks.run(on_machines, "aabbcc", _trains_on_machines, exchange)
+def test_layers_on_several_machines(run_on, exchange):
+    run_on("aabbcc", _trains_on_machines, exchange)
 
 
-def test_a_row_goes_to_a_machine_once(six_ranks):
-    six_ranks.run(on_machines, "aaabbb", _rows_between_machines)
+def test_a_row_goes_to_a_machine_once(run_on):
+    run_on("aaabbb", _rows_between_machines)
 
 
 @pytest.mark.parametrize("machines", ["aaaaaa", "abcdef", "aabbbb"])

@@ -72,16 +72,6 @@ def reduced(graph: DGLGraph, reduce: str, rows: Tensor) -> Tensor:
         raise as_dgl_error(error) from error
 
 
-def degrees(relation: Relation, side: str) -> Tensor:
-    """The "in"- or "out"-degrees of all nodes."""
-    from dgl_mgpu.graph.errors import as_dgl_error
-
-    try:
-        return relation.in_degrees() if side == "in" else relation.out_degrees()
-    except InvalidInputError as error:
-        raise as_dgl_error(error) from error
-
-
 def dropped(dropout: Any, rows: Tensor) -> Tensor:
     """``dropout(rows)``, without a call where it would give the rows, and nobody would notice."""
     from dgl_mgpu.graph.message_passing import attention

@@ -1,4 +1,4 @@
-"""GraphConv, which counts each side's edges once and puts no features into the graph."""
+"""GraphConv, which counts edges once for a graph and puts no features into it."""
 
 from __future__ import annotations
 
@@ -7,24 +7,22 @@ from typing import Any
 from dgl.utils import expand_as_pair
 from torch import Tensor
 
-from dgl_mgpu.dgl.patches.nn.pytorch.conv import degrees, reduced, relation_of
+from dgl_mgpu.dgl.patches.nn.pytorch.conv import reduced, relation_of
 from dgl_mgpu.graph.originals import originals
 
 
 def forward(self: Any, graph: Any, feat: Any, weight: Any = None, edge_weight: Any = None) -> Any:
     """In place of ``GraphConv.forward``."""
-    relation = relation_of(graph)
+    is_served = relation_of(graph) is not None and edge_weight is None
     is_refused = weight is not None and self.weight is not None
-    in_degrees = None
-    if relation is not None and not self._allow_zero_in_degree:
-        in_degrees = degrees(relation, "in")
-        is_refused = is_refused or bool((in_degrees == 0).any())
-    if relation is None or edge_weight is not None or is_refused:
+    if is_served and not is_refused and not self._allow_zero_in_degree:
+        is_refused = graph._graph.lacks_in_edges(0)
+    if not is_served or is_refused:
         original = originals["dgl.nn.pytorch.conv.graphconv:GraphConv.forward"]
         return original(self, graph, feat, weight, edge_weight)
     sources, destinations = expand_as_pair(feat, graph)
     if self._norm in ("left", "both"):
-        sources = sources * factors_of(self._norm, degrees(relation, "out"), sources)
+        sources = sources * factors_of(graph, "out", self._norm, sources)
     weight = self.weight if weight is None else weight
     if weight is not None and self._in_feats > self._out_feats:
         sources, weight = sources @ weight, None
@@ -32,15 +30,18 @@ def forward(self: Any, graph: Any, feat: Any, weight: Any = None, edge_weight: A
     if weight is not None:
         out = out @ weight
     if self._norm in ("right", "both"):
-        in_degrees = degrees(relation, "in") if in_degrees is None else in_degrees
-        out = out * factors_of(self._norm, in_degrees, destinations)
+        out = out * factors_of(graph, "in", self._norm, destinations)
     if self.bias is not None:
         out = out + self.bias
     return out if self._activation is None else self._activation(out)
 
 
-def factors_of(norm: str, counts: Tensor, rows: Tensor) -> Tensor:
-    """What rows are multiplied by for their degrees."""
-    counts = counts.to(rows).clamp(min=1)
-    factors = counts.pow(-0.5) if norm == "both" else 1.0 / counts
+def factors_of(graph: Any, side: str, norm: str, rows: Tensor) -> Tensor:
+    """What rows are multiplied by for their nodes' "in"- or "out"-degrees."""
+
+    def make(counts: Tensor) -> Tensor:
+        counts = counts.to(rows).clamp(min=1)
+        return counts.pow(-0.5) if norm == "both" else 1.0 / counts
+
+    factors = graph._graph.of_degrees(0, side, (norm, rows.dtype), make)
     return factors.view(-1, *[1] * (rows.dim() - 1))
