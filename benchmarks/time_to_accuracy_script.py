@@ -64,7 +64,8 @@ def train(told, g, train_ids, valid_ids, device, seed, most_steps, most_seconds,
     classes = int(g.ndata["label"].max()) + 1
     model = SAGE(g.ndata["feat"].shape[1], told.hidden, classes, len(told.fanouts)).to(device)
     if several:
-        model = DistributedDataParallel(model)
+        ids = [device.index] if device.type == "cuda" else None
+        model = DistributedDataParallel(model, device_ids=ids)
     optimizer = torch.optim.Adam(model.parameters(), lr=told.lr, fused=device.type == "cuda")
     sampler = NeighborSampler(told.fanouts, prefetch_node_feats=["feat"], prefetch_labels=["label"])
     to = {"device": device, "use_uva": told.place == "pinned", "batch_size": told.batch}
