@@ -8,6 +8,7 @@ back with the last of them.  Ranks reach each other's segments through ``/proc``
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import mmap
 import os
@@ -19,12 +20,16 @@ from typing import Any
 import numpy as np
 
 from dgl_mgpu.errors import SharedMemoryError, StoreClosedError
+from dgl_mgpu.machine.numa import interleave, memory_nodes
 from dgl_mgpu.machine.shared_memory import (
     SHARED_MEMORY,
     SharedMemory,
     free_shared_bytes,
     unusable_shared_memory,
 )
+
+#: Bytes from which memory is spread over sockets: what GPUs read much of is larger.
+_MIN_SPREAD = 16 << 20
 
 
 class Segment:
@@ -47,7 +52,7 @@ class Segment:
         """Create a segment of ``nbytes`` bytes of zeros with mode 0600.
 
         The memory is reserved at once: a full ``/dev/shm`` is an error here and now, not a
-        bus error at the first write.
+        bus error at the first write.  On a machine of several sockets it lies on all of them.
 
         Raises SharedMemoryError if ``folder`` does not exist, cannot be written, has too little
         room, or lies on a file system without nameless files.
@@ -57,6 +62,8 @@ class Segment:
         except OSError as error:
             raise _not_usable(folder, nbytes, error) from error
         try:
+            if folder == SHARED_MEMORY:
+                _spread(fd, nbytes)
             os.posix_fallocate(fd, 0, max(nbytes, 1))
             return cls(fd, nbytes)
         except OSError as error:
@@ -137,6 +144,17 @@ class Segment:
         fd, self._fd = getattr(self, "_fd", -1), -1
         if fd >= 0:
             os.close(fd)
+
+
+def _spread(fd: int, nbytes: int) -> None:
+    """Have shared memory, of which nothing is reserved yet, lie on all of the machine's sockets."""
+    nodes = memory_nodes()
+    if nbytes < _MIN_SPREAD or len(nodes) < 2:
+        return
+    os.ftruncate(fd, nbytes)
+    with mmap.mmap(fd, nbytes) as mapped:
+        # The file keeps the policy, for all who map it.
+        interleave(ctypes.addressof(ctypes.c_char.from_buffer(mapped)), nbytes, nodes)
 
 
 def _inherited(shared_fd: Any, nbytes: int) -> Segment:
