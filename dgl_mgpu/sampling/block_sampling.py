@@ -472,11 +472,14 @@ class _Batch:
         g = self.g
         features = Features.of_graph(g, self.device)
         blocks = tensor_blocks(hops, g.ntypes, g.canonical_etypes, self.seeds, features)
+        sources = hops[0].src_nodes
         if len(g.ntypes) == 1:
-            (inputs,) = hops[0].src_nodes.values()
-        else:
-            inputs = blocks[0].srcdata[NID]
-        return inputs, self.nodes, blocks
+            (inputs,) = sources.values()
+            return inputs, self.nodes, blocks
+        none = next(iter(sources.values()))[:0]
+        # Not from the block, whose features would be looked at.
+        of_types = {ntype: sources.get(ntype, self.seeds.get(ntype, none)) for ntype in g.ntypes}
+        return of_types, self.nodes, blocks
 
     def weights(self, prob: str | None) -> dict[CanonicalEtype, RowView] | None:
         """Weights by edge type, without types that have none; None if they are not supported."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import torch
 from dgl.base import NID
 from dgl.dataloading.neighbor_sampler import MultiLayerFullNeighborSampler, NeighborSampler
-from dgl.frame import Column, LazyFeature, _LazyIndex
+from dgl.frame import Column, Frame, LazyFeature, _LazyIndex
 from dgl.heterograph import DGLGraph
 from dgl.utils import recursive_apply
 
@@ -162,17 +162,17 @@ class Batches:
             self._rest.dataloader_it = iter([batch])
             return next(self._rest)
 
-    def _names_of_rows(self) -> tuple[Sequence[str], Sequence[str]] | None:
+    def _rows_to_gather(self, blocks: Sequence[Any]) -> list[tuple[Frame, str | None, str]] | None:
         """What :meth:`_gathered` gathers: features of input nodes, and labels of the seeds.
 
-        None if DGL's iterator has more to do, or may have.
+        By frame, its node type, which may be left out if it is the only one, and name.  None if
+        DGL's iterator has more to do, or may have.
         """
         loader, sampler = self._loader, self._loader.graph_sampler
         graph = loader.graph
         is_served = type(graph) is DGLGraph or samples_blocks(type(graph))
         if (
             not is_served
-            or len(graph.ntypes) != 1
             or any(graph._gpu_caches.values())
             or self._rest.use_thread
             or self._rest.stream is not None
@@ -181,32 +181,43 @@ class Batches:
             or sampler.prefetch_edge_feats
         ):
             return None
-        names = sampler.prefetch_node_feats or (), sampler.prefetch_labels or ()
-        return names if all(isinstance(it, list | tuple) for it in names) else None
+        first, last = blocks[0], blocks[-1]
+        sides = (
+            (sampler.prefetch_node_feats, first.srctypes, first._node_frames),
+            (sampler.prefetch_labels, last.dsttypes, last._node_frames[len(last.srctypes) :]),
+        )
+        wanted: list[tuple[Frame, str | None, str]] = []
+        for names, ntypes, frames in sides:
+            if isinstance(names, Mapping):
+                if not all(ntype in ntypes for ntype in names):
+                    return None
+                for ntype, of_type in names.items():
+                    frame = frames[ntypes.index(ntype)]
+                    wanted += [(frame, ntype, name) for name in of_type]
+            elif names and (len(ntypes) > 1 or not isinstance(names, list | tuple)):
+                return None
+            else:
+                wanted += [(frames[0], None, name) for name in names or ()]
+        return wanted
 
     def _gathered(self, sampled: Any) -> bool:
         """Gather the features of a batch in place of DGL's iterator; False if that has to.
 
         It takes everything, and looks at each part of a batch several times.
         """
-        names = self._names_of_rows()
-        if names is None:
+        inputs, outputs, blocks = sampled
+        wanted = self._rows_to_gather(blocks)
+        loader, device = self._loader, self._loader.device
+        if wanted is None or not (_are_on(device, inputs) and _are_on(device, outputs)):
             return False
         # Here: who has no graph of this package needs none of its operators.
         from dgl_mgpu.ops.gather import pick_all
 
-        loader, device = self._loader, self._loader.device
-        inputs, outputs, blocks = sampled
-        if not all(type(it) is torch.Tensor and it.device == device for it in (inputs, outputs)):
-            return False
-        sources, seeds = blocks[0]._node_frames[0], blocks[-1]._node_frames[1]
-        wanted = [(sources, name) for name in names[0]]
-        wanted += [(seeds, name) for name in names[1]]
         columns: list[Any] = []
         picks = []
         reads = [
-            (loader.graph.get_node_storage(name), frame._columns[NID].storage)
-            for frame, name in wanted
+            (loader.graph.get_node_storage(name, ntype), frame._columns[NID].storage)
+            for frame, ntype, name in wanted
         ]
         if reads and all(getattr(storage, "spans_machines", False) for storage, _ in reads):
             columns = reads[0][0].fetch_all(reads, device, loader.pin_prefetcher)
@@ -221,7 +232,7 @@ class Batches:
         if picks:
             pick_all(picks)
         # What is fetched asynchronously is all under way by now.
-        for (frame, name), rows in zip(wanted, columns, strict=True):
+        for (frame, _, name), rows in zip(wanted, columns, strict=True):
             frame._columns[name] = plain_column(rows.wait() if hasattr(rows, "wait") else rows)
         return True
 
@@ -384,6 +395,12 @@ def _pinned_batches(seeds: _SeedRows, batches: Any) -> Iterator[torch.Tensor]:
         except StopIteration:
             return
         yield batch
+
+
+def _are_on(device: torch.device, nodes: Any) -> bool:
+    """Whether nodes, by type if they are several, are tensors on a device."""
+    parts = nodes.values() if isinstance(nodes, Mapping) else (nodes,)
+    return all(type(ids) is torch.Tensor and ids.device == device for ids in parts)
 
 
 def other_storages(loader: Any) -> Mapping[str, Any]:
