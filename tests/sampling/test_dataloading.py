@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import resource
@@ -12,11 +13,13 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from dgl import DGLError
 from dgl.dataloading import DataLoader, NeighborSampler, as_edge_prediction_sampler
 from dgl.dataloading.negative_sampler import GlobalUniform, PerSourceUniform
-from dgl.frame import LazyFeature
+from dgl.frame import Column, LazyFeature
 
 import dgl_mgpu
+from dgl_mgpu import GlobalStore
 from dgl_mgpu.errors import WorkerFailedError
 from dgl_mgpu.graph import random
 from dgl_mgpu.graph.dispatch import tensor_backed_graphs
@@ -315,3 +318,45 @@ def test_a_graph_keeps_few_plans_of_sampling():
         for fanout in range(3 * block_sampling.MAX_PLANS):
             NeighborSampler([fanout]).sample(g, torch.arange(5))
     assert len(g._graph._cache["uniform plans"]) <= block_sampling.MAX_PLANS
+
+
+@pytest.mark.parametrize("seeds", [{"user": 60}, {"user": 60, "item": 40}])
+@pytest.mark.parametrize(
+    ("of_inputs", "of_seeds"),
+    [
+        ({"item": ["feat"], "user": ["feat", "label"]}, {"user": ["label"]}),
+        ({"item": ["label"]}, None),
+        (None, {"item": ["feat", "label"], "user": ["feat"]}),
+    ],
+)
+@pytest.mark.parametrize("is_stored", [False, True])
+def test_features_of_several_types_without_those_of_edges(seeds, of_inputs, of_seeds, is_stored):
+    g = typed_graph("cpu")
+    sampler = NeighborSampler([3, 2], prefetch_node_feats=of_inputs, prefetch_labels=of_seeds)
+    ids = {ntype: torch.randperm(count) for ntype, count in seeds.items()}
+    with contextlib.ExitStack() as stack:
+        graph = stack.enter_context(GlobalStore.from_dgl(g)).graph if is_stored else g
+        for inputs, outputs, blocks in DataLoader(graph, ids, sampler, batch_size=16):
+            first, last = blocks[0], blocks[-1]
+            for ntype in g.ntypes:
+                source, target = (
+                    first.get_ntype_id_from_src(ntype),
+                    last.get_ntype_id_from_dst(ntype),
+                )
+                for frame, nodes, fetched in (
+                    (first._node_frames[source], inputs[ntype], of_inputs),
+                    (last._node_frames[target], outputs.get(ntype, []), of_seeds),
+                ):
+                    assert frame[dgl.NID].tolist() == [*nodes]
+                    for name, rows in g.nodes[ntype].data.items():
+                        column = frame._columns[name]
+                        is_fetched = name in (fetched or {}).get(ntype, ())
+                        assert not is_fetched or (type(column) is Column and column.index is None)
+                        assert torch.equal(frame[name], rows[frame[dgl.NID].long()])
+
+
+def test_features_of_a_type_that_there_is_not():
+    sampler = NeighborSampler([2], prefetch_node_feats={"users": ["feat"]})
+    loader = DataLoader(typed_graph("cpu"), {"user": torch.arange(20)}, sampler)
+    with pytest.raises(DGLError, match="users"):
+        next(iter(loader))
