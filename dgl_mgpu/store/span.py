@@ -203,8 +203,8 @@ def with_other_machines(
     reads = kept.reads
     id_bytes = _id_bytes(sources)
     remote: dict[str, float] = {}
-    # A hop's requests and answers, requests of all features together, and rows of each.
-    nbytes, exchanges = 0.0, 2 * num_layers + 1
+    # Requests and answers of each hop, and of all features together.
+    nbytes, exchanges = 0.0, 2 * (num_layers + 1)
     for name, source in sources.items():
         if source.position not in kept.features:
             continue
@@ -217,7 +217,6 @@ def with_other_machines(
             is_remote = kept.features[source.position] == 0
             accesses = reads.nodes[source.position]
             message = id_bytes + source.row_bytes
-            exchanges += 1
         total = accesses.sum(dtype=np.float64)
         missing = accesses[is_remote]
         remote[name] = float(missing.sum(dtype=np.float64) / total) if total else 0.0
