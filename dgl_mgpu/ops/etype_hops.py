@@ -26,7 +26,7 @@ from dgl_mgpu.ops import device as gpu
 from dgl_mgpu.ops.check import raise_at_bad_id
 from dgl_mgpu.ops.edges import LOOK_UP, HopOptions, HopsOptions
 from dgl_mgpu.ops.library import Operator, Sizes
-from dgl_mgpu.ops.sample import HopOutputs, sample_hop
+from dgl_mgpu.ops.sample import HopOutputs, hop_launch
 from dgl_mgpu.ops.sample_future import SampleFuture
 from dgl_mgpu.ops.sample_weighted import Weighting
 from dgl_mgpu.ops.sample_weighted_cuda import (
@@ -37,7 +37,7 @@ from dgl_mgpu.ops.sample_weighted_cuda import (
     edge_weights,
     raise_if_bad,
 )
-from dgl_mgpu.ops.unique import number_nodes, raise_at_negative_id
+from dgl_mgpu.ops.unique import numbering_launch, raise_at_negative_id
 from dgl_mgpu.ops.view import TieredRows
 from dgl_mgpu.ops.workspace import NodePrefix, Workspace, beginning, workspace
 
@@ -390,9 +390,9 @@ class _Batch:
             if ntype in end:
                 nodes = NodePrefix(self._nodes[ntype], most[ntype], self._known[ntype])
                 max_nodes = min(len(nodes.nodes), most[ntype] + max_edges[ntype])
-                number_nodes(
+                numbering_launch(
                     self._space, nodes, of_type.neighbors, end[ntype], max_nodes, of_type.report
-                )
+                )()
                 self._known[ntype] = of_type.report[_NODES:]
         self._hops.append((sampled, new_neighbors))
 
@@ -418,7 +418,10 @@ class _Batch:
         if etype.is_uniform:
             indptr = torch.empty(most + 1, dtype=torch.int64, device=self._device)
             out = HopOutputs(indptr, start, new.neighbors, new.eids)
-            sample_hop(self._space, seeds, etype.rows, options, out, report, etype.ordered_from)
+            launch = hop_launch(
+                self._space, seeds, etype.rows, options, out, report, etype.ordered_from
+            )
+            launch()
             return _Sampled(etype, most, indptr, report)
         weights = edge_weights(etype.weighting._replace(until=self._until))
         targets, sources = (

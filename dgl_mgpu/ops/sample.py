@@ -439,23 +439,6 @@ class HopOutputs(NamedTuple):
 HOP_KEY = 10
 
 
-def sample_hop(
-    space: Workspace,
-    seeds: NodePrefix,
-    rows: TieredRows,
-    options: HopOptions,
-    out: HopOutputs,
-    report: Tensor,
-    ordered_from: int = 0,
-) -> None:
-    """Launch the sampling of one hop; see ``kernels/sample.cu``.
-
-    From ``ordered_from`` seeds on, they are taken in the order of their edges' addresses; 0 for
-    never.
-    """
-    hop_launch(space, seeds, rows, options, out, report, ordered_from)()
-
-
 def hop_launch(
     space: Workspace,
     seeds: NodePrefix,
@@ -465,7 +448,11 @@ def hop_launch(
     report: Tensor,
     ordered_from: int = 0,
 ) -> Launch:
-    """The launch that :func:`sample_hop` makes, for the workspace's present buffers."""
+    """The launch that samples one hop, for the workspace's present buffers.
+
+    See ``kernels/sample.cu``.  From ``ordered_from`` seeds on, they are taken in the order of their
+    edges' addresses; 0 for never.
+    """
     tiers, pointers, position, num_rows = rows
     nodes, count, _ = seeds
     fanout, replace, key, sms = options
@@ -516,7 +503,7 @@ def _sample_neighbors_cuda(
                 pass  # the sample itself may be much smaller
             else:
                 out = HopOutputs(indptr, None, neighbors, eids)
-                sample_hop(space, NodePrefix(seeds, count), rows, options, out, space.report)
+                hop_launch(space, NodePrefix(seeds, count), rows, options, out, space.report)()
                 total = read_report()
                 return indptr, beginning(neighbors, total), beginning(eids, total)
         types = f"{c_type(seeds.dtype)}, {c_type(idtype)}, {position_type(position)}"

@@ -345,22 +345,7 @@ def hash_table(space: Workspace, nodes: int, dtype: torch.dtype) -> tuple[Tensor
     return space.buffer("table", words, torch.int64), mask
 
 
-def number_nodes(
-    space: Workspace,
-    seeds: NodePrefix,
-    local: Tensor,
-    exact_neighbors: Tensor | None,
-    capacity: int,
-    report: Tensor,
-) -> None:
-    """Launch the numbering of ``local``, with a hash table for at most ``capacity`` nodes.
-
-    See ``kernels/unique.cu``.
-    """
-    numbering_launch(space, seeds, local, exact_neighbors, capacity, report)()
-
-
-#: Places of nodes and ``local`` among the arguments of that launch.
+#: Places of nodes and ``local`` among the arguments of :func:`numbering_launch`'s launch.
 NODES, LOCAL = 4, 5
 
 
@@ -372,7 +357,10 @@ def numbering_launch(
     capacity: int,
     report: Tensor,
 ) -> Launch:
-    """The launch that :func:`number_nodes` makes, for the workspace's present buffers."""
+    """The launch that numbers ``local``, with a hash table for at most ``capacity`` nodes.
+
+    For the workspace's present buffers; see ``kernels/unique.cu``.
+    """
     nodes, num_seeds, exact_seeds = seeds
     device, num_neighbors = nodes.device, local.numel()
     kernel = _kernel(nodes.dtype, exact_neighbors is not None)
@@ -407,7 +395,8 @@ def _append_unique_cuda(seeds: Tensor, neighbors: Tensor) -> tuple[Tensor, Tenso
         nodes[:num_seeds] = seeds
         local = neighbors.clone()
         with space.lock:
-            number_nodes(space, NodePrefix(nodes, num_seeds), local, None, capacity, space.report)
+            first = NodePrefix(nodes, num_seeds)
+            numbering_launch(space, first, local, None, capacity, space.report)()
             bad, overflow, count = space.read_report(3)
         full = overflow == 0 and bad < 0
         capacity *= 4

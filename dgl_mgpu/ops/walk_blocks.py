@@ -21,7 +21,7 @@ from dgl_mgpu.ops.library import Operator
 from dgl_mgpu.ops.padded_blocks import max_sizes
 from dgl_mgpu.ops.philox import SampleKey
 from dgl_mgpu.ops.sample_future import SampleFuture, start
-from dgl_mgpu.ops.unique import number_nodes
+from dgl_mgpu.ops.unique import numbering_launch
 from dgl_mgpu.ops.view import GraphView
 from dgl_mgpu.ops.walk import TieredPath, WalkLauncher, check_traversals
 from dgl_mgpu.ops.workspace import NodePrefix, Workspace, beginning, workspace
@@ -249,7 +249,7 @@ class _Batch:
             visited = walks.visited_neighbors(
                 space, seen, num_walks, num_neighbors, key, report, end
             )
-            number_nodes(space, seen, visited[1], end, max_nodes[layer + 1], numbered)
+            numbering_launch(space, seen, visited[1], end, max_nodes[layer + 1], numbered)()
             self._layers.append(visited)
             known = after
         self._host_report = gpu.driver.host_buffer(words).copy_(report, non_blocking=True)
