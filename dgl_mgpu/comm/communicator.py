@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import logging
 import math
 import multiprocessing as mp
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from functools import partial
@@ -264,12 +266,13 @@ class Communicator:
 
     def _exchange(self, collective: Callable[[SignedGroup], T]) -> T:
         if self._group is not None:
+            handled = sys.exception()  # of this rank, which tells the others of it here
             try:
                 return collective(self._group)
             # Gloo's, when a connection is lost; torch's, that a DataLoader worker was killed
             # meanwhile; or ours, of a message that is not another rank's.
             except RuntimeError as error:
-                lost: Exception = _without_frames(error)  # which hold the group
+                lost: Exception = _without_frames(error, handled)  # which hold the group
             with contextlib.suppress(RuntimeError):
                 if why := self._group.why():
                     lost = rank_failed(_ACTION, *why)
@@ -277,7 +280,7 @@ class Communicator:
             # theirs, so that no rank waits for ever.
             self._close(lost)
             if isinstance(self._lost, RankFailedError):
-                raise self._lost
+                raise copy.copy(self._lost)  # the one that is kept is to hold no frames
         raise RankFailedError(
             _ACTION,
             f"one of them is gone, or does not answer ({str(self._lost).partition(chr(10))[0]})",
@@ -285,11 +288,16 @@ class Communicator:
         ) from self._lost
 
 
-def _without_frames(error: Exception) -> Exception:
-    """The same error without tracebacks, also of what it came of."""
+def _without_frames(error: Exception, handled: BaseException | None) -> Exception:
+    """The same error without tracebacks, also of what it came of.
+
+    That is not what was being ``handled`` when it was raised, whose frames hold what failed.
+    """
     link: BaseException | None = error
     while link is not None:
         link.__traceback__ = None
+        if link.__context__ is handled:
+            link.__context__ = None
         link = link.__cause__ or link.__context__
     return error
 

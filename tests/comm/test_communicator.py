@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -124,3 +127,36 @@ def _one_fails_alone() -> None:
 
 def test_ranks_that_wait_are_told_why_another_fails():
     launch(_one_fails_alone, 3)
+
+
+class _Memory:
+    """What a step that fails has allocated."""
+
+
+def _fails_beside_one_that(is_heard: bool) -> None:
+    timeouts.BUILD = 0.5
+    ranks = Communicator.of_all_machines()
+    memory = _Memory()
+    is_held = weakref.ref(memory)
+
+    def step(of_step: _Memory = memory) -> None:
+        raise OSError("there is no room")
+
+    if ranks.rank == 0:
+        with pytest.raises(OSError, match="there is no room"):
+            ranks.run_all("build", step)
+        del memory, step
+        gc.collect()
+        assert is_held() is None
+    elif is_heard:
+        with pytest.raises(ValueError), ranks.told_of_errors():
+            raise ValueError
+    dist.barrier()
+    with pytest.raises(RankFailedError):  # for as long as the ranks are there
+        ranks.all_gather("here")
+
+
+@pytest.mark.parametrize("is_heard", [False, True])
+def test_what_a_failed_step_held_is_free(is_heard):
+    """Though another rank is gone, which this one finds when it tells of its error."""
+    launch(_fails_beside_one_that, 2, is_heard)
