@@ -121,7 +121,9 @@ class RankProcesses:
     def _start(self) -> None:
         if self._device == "cpu":
             context: Any = forkserver()
-        else:  # CUDA does not work in a process whose parent has so much as counted GPUs
+        else:
+            # CUDA does not work in a process whose parent has so much as counted GPUs.  Each rank
+            # has other hashes than the rest, as torchrun's do: sets of names have other orders.
             context = mp.get_context("spawn")
         self._folder = tempfile.TemporaryDirectory(prefix="ranks-", ignore_cleanup_errors=True)
         for rank in range(self.size):

@@ -242,15 +242,16 @@ class GraphStructure:
         by_type = nodes if isinstance(nodes, Mapping) else {None: nodes}
         return {self.only_ntype(ntype): _as_vector(ids) for ntype, ids in by_type.items()}
 
-    def seeds_by_ntype(self, nodes: Nodes) -> dict[str, torch.Tensor]:
+    def seeds_by_ntype(self, nodes: Nodes, wait: bool = False) -> dict[str, torch.Tensor]:
         """Seed nodes by node type, checked, on the store's device and in the graph's idtype.
 
-        Those on a GPU keep their dtype, and operators check them without a wait of the host.
+        Without ``wait`` those on a GPU keep their dtype, and operators check them without a wait of
+        the host.
         """
         dtypes = torch.int32, torch.int64
         return {
             ntype: self._checked(
-                ids, self.num_nodes_by_type[ntype], dtypes, "sample neighbors", "seed node"
+                ids, self.num_nodes_by_type[ntype], dtypes, "sample neighbors", "seed node", wait
             )
             for ntype, ids in self.nodes_by_ntype(nodes).items()
         }

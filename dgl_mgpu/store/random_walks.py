@@ -199,13 +199,17 @@ class RandomWalker:
             ``return_eids``, or probabilities of these edges, if none has them under the same ids.
         """
 
+        others = self.structure.others
+
         def checked() -> tuple[list[CanonicalEtype], str, torch.Tensor, list[float]]:
             path = self._path(metapath, length)
             start = path[0][0] if path else self.structure.ntypes[0]
-            starts = self.structure.seeds_by_ntype({start: nodes})[start]
+            # The kernel of walks looks at its starts; torch's functions, which make the others, do
+            # not: to them -1 is a walk that has ended, and a GPU ends at an index out of range.
+            has_kernel = bool(path) and prob is None and others is None
+            starts = self.structure.seeds_by_ntype({start: nodes}, wait=not has_kernel)[start]
             return path, start, starts, _by_step(restart_prob, len(path))
 
-        others = self.structure.others
         path, start, starts, restart = (
             checked() if others is None else others.run_all(_ACTION, checked)
         )

@@ -23,6 +23,7 @@ from dgl_mgpu.ops.view import PARTS
 from dgl_mgpu.train.launch.launch import launch
 from tests.sampling.graphs import FALSE_ALARM, is_like
 from tests.store.test_graph import power_law_graph
+from tests.store.unread_ids import unread
 
 pytestmark = pytest.mark.usefixtures("in_shared_memory")
 
@@ -355,8 +356,13 @@ def test_bad_walks():
     with pytest.raises(InvalidInputError, match="homogeneous"):
         random_walk(graph, nodes, length=3)
     for wrong in (torch.tensor([USERS]), torch.tensor([-1])):
-        with pytest.raises(IdOutOfRangeError):
-            random_walk(graph, wrong, metapath=["buys"])
+        for options in {"metapath": ["buys"]}, {"metapath": ["buys"], "prob": "w"}:
+            for ids in wrong, unread(wrong):
+                with pytest.raises(IdOutOfRangeError):
+                    random_walk(graph, ids, **options)
+        one_type = store_of(dgl.edge_type_subgraph(g, ["follows"]))
+        with pytest.raises(IdOutOfRangeError):  # of walks without a step
+            one_type.random_walk(unread(wrong), length=0)
     for restart_prob in (torch.tensor([0.1, 0.2]), torch.tensor(0.1), 1.5, float("nan"), "0.1"):
         for prob in (None, "w"):
             with pytest.raises(InvalidInputError, match=r"probabilit|restart_prob="):

@@ -19,6 +19,7 @@ from dgl_mgpu.errors import (
 )
 from tests.ranks import RankProcesses, on_gpus_too, on_machines
 from tests.store.test_random_walks import METAPATH, shop
+from tests.store.unread_ids import unread
 
 
 def friends() -> dgl.DGLGraph:
@@ -73,9 +74,13 @@ def _wrong() -> None:
     with GlobalStore.from_dgl(g, span="job", replica_ratio=0) as store:
         nodes = torch.arange(60, device=store.device)
         walk = store.graph.random_walk
-        of_one = pytest.raises(IdOutOfRangeError if rank == 1 else RankFailedError)
-        with of_one:
-            walk(nodes[:1] + (60 if rank == 1 else 0), metapath=["buys"])
+        for ids in nodes[:1], unread(nodes[:1].cpu()):
+            for bad in 60, -1:  # the latter is not to be taken for a walk that has ended
+                with pytest.raises(
+                    IdOutOfRangeError if rank == 1 else RankFailedError,
+                    match=f"there is no seed node {bad}",
+                ):
+                    walk(ids + (bad if rank == 1 else 0), metapath=["buys"])
         with pytest.raises(InvalidInputError, match="does not begin where"):
             walk(nodes, metapath=["buys", "follows"])
         # Raised by the machine that has the edge.
