@@ -242,8 +242,8 @@ class Communicator:
 
     def _leave(self, reason: str) -> None:
         global _failure
-        _failure = reason
-        if self._group is not None:
+        if self._group is not None:  # else nobody waits for this rank
+            _failure = reason
             with contextlib.suppress(RuntimeError):  # of a store that is gone
                 self._group.say_why(reason)
             self._close(rank_failed(_ACTION, self.rank, reason))
@@ -325,13 +325,14 @@ def _known_groups() -> tuple[Communicator, Communicator, Communicator]:
 
     They are made once for a job: each costs connections.
     """
-    global _groups
+    global _groups, _failure
     if not dist.is_initialized():
         _require_one_process()
         return Communicator(), Communicator(), Communicator()
     if dist.get_world_size() == 1:
         return Communicator(), Communicator(), Communicator()
     if _groups is None or _groups[0] is not dist.group.WORLD:
+        _failure = None  # was in a job before
         group = _gloo_group(None)
         everyone = Communicator(group)
         here = everyone.run_all("find the ranks of one machine", _machine_id)

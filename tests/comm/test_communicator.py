@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from dgl_mgpu.comm import communicator as exchange_module
-from dgl_mgpu.comm.communicator import Communicator
+from dgl_mgpu.comm.communicator import Communicator, own_failure
 from dgl_mgpu.errors import InvalidInputError, RankFailedError
 from dgl_mgpu.train.launch.launch import launch
 from dgl_mgpu.utils import timeouts
@@ -160,3 +160,32 @@ def _fails_beside_one_that(is_heard: bool) -> None:
 def test_what_a_failed_step_held_is_free(is_heard):
     """Though another rank is gone, which this one finds when it tells of its error."""
     launch(_fails_beside_one_that, 2, is_heard)
+
+
+def _fails_where_nobody_waits() -> None:
+    Communicator.of_all_machines()
+    with pytest.raises(MemoryError), Communicator().told_of_errors():
+        raise MemoryError("there is no room")
+    assert own_failure() is None
+
+
+def test_a_rank_may_fail_where_nobody_waits():
+    """A walk on a store of its own machine, say, of more nodes than it has memory for."""
+    launch(_fails_where_nobody_waits, 2)
+
+
+def _fails_in_a_job_before(folder: str) -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    ranks = Communicator.of_all_machines()
+    if rank == 1:
+        with pytest.raises(MemoryError), ranks.told_of_errors():
+            raise MemoryError("there is no room")
+        assert own_failure() is not None
+    dist.destroy_process_group()
+    dist.init_process_group("gloo", f"file://{folder}/ranks", rank=rank, world_size=size)
+    assert Communicator.of_all_machines().all_gather(rank) == list(range(size))
+    assert own_failure() is None
+
+
+def test_a_failure_is_that_of_its_job(tmp_path):
+    launch(_fails_in_a_job_before, 2, str(tmp_path))

@@ -124,3 +124,23 @@ def test_nodes_without_in_edges_are_refused_at_every_call():
     g.remove_edges([2])
     with pytest.raises(DGLError, match="0-in-degree"):
         layer(g, features())
+
+
+def test_features_on_another_device_spoil_no_later_call():
+    layer, g = GraphConv(4, 2), graph()
+    with pytest.raises(DGLError, match="meta"):
+        GraphConv(4, 2).to("meta")(g, features().to("meta"))
+    torch.testing.assert_close(layer(g, features()), layer(graph(), features()))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_call_within_autocast_changes_none_outside(is_first):
+    layer, g = GraphConv(2, 4).to("cuda", torch.float16), graph().to("cuda")
+    rows = features(2).to("cuda", torch.float16)
+    # Powers are float32 within, and so is what is multiplied by them.
+    for is_on in (is_first, not is_first):
+        with torch.autocast("cuda", enabled=is_on):
+            found, expected = layer(g, rows), layer(graph().to("cuda"), rows)
+        assert found.dtype == expected.dtype
+        torch.testing.assert_close(found, expected)

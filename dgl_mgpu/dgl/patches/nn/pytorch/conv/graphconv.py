@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from dgl.utils import expand_as_pair
 from torch import Tensor
 
@@ -43,5 +44,8 @@ def factors_of(graph: Any, side: str, norm: str, rows: Tensor) -> Tensor:
         counts = counts.to(rows).clamp(min=1)
         return counts.pow(-0.5) if norm == "both" else 1.0 / counts
 
-    factors = graph._graph.of_degrees(0, side, (norm, rows.dtype), make)
+    # Autocast makes powers in another dtype than that of the rows.
+    is_autocast = torch.is_autocast_enabled(graph.device.type)
+    name = norm, rows.dtype, rows.device, is_autocast
+    factors = graph._graph.of_degrees(0, side, name, make)
     return factors.view(-1, *[1] * (rows.dim() - 1))
