@@ -9,7 +9,6 @@ both classes are unchanged.
 from __future__ import annotations
 
 import copy
-import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -41,7 +40,7 @@ from dgl_mgpu.sampling.async_blocks import (
 from dgl_mgpu.sampling.loader_batches import Batches, BatchSlots, other_storages
 from dgl_mgpu.sampling.prefetch_safety import PURE_DATASETS, declares_prefetch_safe, is_pure
 from dgl_mgpu.sampling.prefetcher import Prefetcher, PrefetchTuner
-from dgl_mgpu.sampling.side_stream import side_stream_of
+from dgl_mgpu.sampling.side_stream import may_prefetch, side_stream_of
 from dgl_mgpu.utils.fork_safe import freed_at_fork
 
 #: Mini-batches to prefetch.  One is made while the model works on the one before, which fills the
@@ -205,7 +204,8 @@ def _may_prefetch(loader: Any) -> bool:
     """
     caches = loader.graph._gpu_caches
     return (
-        os.environ.get("DGL_MGPU_PREFETCH") != "0"
+        may_prefetch()
+        and getattr(loader.graph, "may_prefetch", True)
         and (loader.graph.device == loader.device or is_pinned(loader))
         and not loader.use_alternate_streams  # which is how the script wants it
         # Other code may depend on anything, unless it declares that it does not.

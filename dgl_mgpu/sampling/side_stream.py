@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 from contextlib import AbstractContextManager
 
 import torch
@@ -63,6 +64,11 @@ class SideStream:
     def make_script_wait(self, event: Event) -> None:
         """Make the script's stream wait for an event on this one."""
         current_stream(self._device).wait_event(event)
+
+
+def may_prefetch() -> bool:
+    """Whether the environment lets mini-batches be made ahead of their time."""
+    return os.environ.get("DGL_MGPU_PREFETCH") != "0"
 
 
 _cuda_side_stream = functools.cache(SideStream)

@@ -101,6 +101,8 @@ class StoreGraph:
     spans_machines : bool
         Whether other machines have some of its rows: then all ranks of the job sample and read
         together.
+    may_prefetch : bool
+        Whether loaders may make mini-batches ahead: not where a rank of another machine makes none.
     """
 
     features_are_stored = True
@@ -131,7 +133,9 @@ class StoreGraph:
         self.ntypes = parts.structure.ntypes
         self.canonical_etypes = parts.structure.canonical_etypes
         self.device, self.traffic = parts.structure.device, parts.traffic
-        self.spans_machines = parts.structure.others is not None
+        others = parts.structure.others
+        self.spans_machines = others is not None
+        self.may_prefetch = others is None or others.may_prefetch
         # DGL's DataLoader looks here before it asks for a storage.
         self._gpu_caches = parts.gpu_caches
         self._epoch_is_set = False

@@ -36,6 +36,7 @@ from dgl_mgpu.ops.device import current_stream, raise_faults
 from dgl_mgpu.ops.edges import to_idtype
 from dgl_mgpu.ops.machine_hops import MachineHops, most_nodes
 from dgl_mgpu.ops.workspace import workspace
+from dgl_mgpu.sampling.side_stream import may_prefetch
 from dgl_mgpu.store.remote_rows import ReceivedRows, by_machine, num_bytes
 from dgl_mgpu.store.remote_samples import (
     Edges,
@@ -128,6 +129,8 @@ class OtherMachines:
         }
         #: Whether all ranks have a GPU, on which hops are sampled without waits between them.
         self._have_gpus = all(machines.all_gather(device.type == "cuda"))
+        #: Whether all ranks make mini-batches ahead: then they ask each other in the same order.
+        self.may_prefetch = all(machines.all_gather(may_prefetch()))
         #: Prepared by what is sampled, number of seeds and stream, the one used last behind others.
         self._hops: dict[tuple[str, int, int], HopsOverMachines] = {}
         self._received = ReceivedRows()

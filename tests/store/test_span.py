@@ -620,6 +620,22 @@ def test_batches_are_made_ahead_on_all_ranks_alike(ranks: RankProcesses, by_kern
     ranks.run(on_machines, "abc", _made_ahead, by_kernels)
 
 
+def _made_ahead_on_some_ranks() -> None:
+    g, seeds = power_law(), torch.arange(60)
+    sampler = NeighborSampler([3, 3], prefetch_node_feats=["feat"])
+    with pytest.MonkeyPatch.context() as patch:
+        if dist.get_rank() == 1:
+            patch.setenv("DGL_MGPU_PREFETCH", "0")
+        store = GlobalStore.from_dgl(g, seed=5, span="job", replica_ratio=0.1)
+        patch.setattr(dataloading, "side_stream_of", lambda device: HostStream())
+        with store, _emulated_gpus(store):
+            _assert_same_batches(g, store, sampler, seeds)
+
+
+def test_batches_are_made_ahead_on_all_ranks_or_none(ranks: RankProcesses) -> None:
+    ranks.run(on_machines, "abc", _made_ahead_on_some_ranks)
+
+
 class _SlotsOfOneRank:
     """Slots that take the batches of the first rank alone."""
 

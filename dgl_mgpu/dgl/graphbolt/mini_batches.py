@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
-import os
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -22,7 +21,7 @@ from dgl_mgpu.graph.random import BatchDraws
 from dgl_mgpu.sampling.dataloading import DEPTH
 from dgl_mgpu.sampling.prefetch_safety import DependencySnapshot
 from dgl_mgpu.sampling.prefetcher import Prefetcher, PrefetchTuner
-from dgl_mgpu.sampling.side_stream import side_stream_of
+from dgl_mgpu.sampling.side_stream import may_prefetch, side_stream_of
 from dgl_mgpu.utils.stages import stage
 from dgl_mgpu.utils.streams import current_stream
 
@@ -62,7 +61,7 @@ def _may_prefetch(pipeline: Pipeline) -> bool:
     """Whether prefetching is certain not to change mini-batches."""
     device = pipeline.device
     return (
-        os.environ.get("DGL_MGPU_PREFETCH") != "0"
+        may_prefetch()
         and device is not None
         and device.type == "cuda"
         and pipeline.is_known
