@@ -13,13 +13,15 @@ import os
 import platform
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 log = logging.getLogger(__name__)
 
 NODES = Path("/sys/devices/system/node")
-#: The system call ``mbind``, which the C library lacks, by processor; policies of memory.
-_MBIND = {"x86_64": 237, "aarch64": 235}
-_INTERLEAVED = 3
+#: The system calls ``mbind`` and ``get_mempolicy``, which the C library lacks, by processor.
+_CALLS = {"x86_64": (237, 239), "aarch64": (235, 236)}
+#: Policies: what a process has from the start, pages in turn, and on the node of who writes first.
+_DEFAULT, _INTERLEAVED, _LOCAL = 0, 3, 4
 _WORD_BITS = 64
 
 
@@ -56,25 +58,38 @@ def interleave(address: int, nbytes: int, nodes: Sequence[int]) -> bool:
     Returns
     -------
     bool
-        Whether the system does so: containers may forbid it, and the memory works all the same.
+        Whether the system does so.  Containers may forbid it, and who starts the process may have
+        chosen nodes (``numactl``); the memory works all the same.
     """
-    call = _MBIND.get(platform.machine())
-    if call is None or not nodes or not nbytes:
+    calls = _CALLS.get(platform.machine())
+    if calls is None or not nodes or not nbytes:
         return False
     words = (ctypes.c_ulong * (max(nodes) // _WORD_BITS + 1))()
     for node in nodes:
         words[node // _WORD_BITS] |= 1 << node % _WORD_BITS
+    bind, get = calls
+    own = ctypes.c_int()
+    nothing = ctypes.c_void_p(), ctypes.c_ulong(), ctypes.c_void_p(), ctypes.c_ulong()
+    failure = _failure(get, ctypes.byref(own), *nothing)
+    if failure is None and own.value not in (_DEFAULT, _LOCAL):
+        failure = "the process has a policy of its own"
+    if failure is None:
+        failure = _failure(
+            bind,
+            ctypes.c_void_p(address),
+            ctypes.c_ulong(nbytes),
+            ctypes.c_int(_INTERLEAVED),
+            words,
+            ctypes.c_ulong(len(words) * _WORD_BITS + 1),  # the kernel looks at one bit less
+            ctypes.c_uint(),
+        )
+    if failure is not None:
+        log.info("host memory is not spread over NUMA nodes %s: %s", [*nodes], failure)
+    return failure is None
+
+
+def _failure(number: int, *arguments: Any) -> str | None:
+    """Why a system call failed; None if it did not."""
     libc = ctypes.CDLL(None, use_errno=True)
-    failed = libc.syscall(
-        ctypes.c_long(call),
-        ctypes.c_void_p(address),
-        ctypes.c_ulong(nbytes),
-        ctypes.c_int(_INTERLEAVED),
-        words,
-        ctypes.c_ulong(len(words) * _WORD_BITS + 1),  # the kernel looks at one bit less
-        ctypes.c_uint(0),
-    )
-    if failed:
-        reason = os.strerror(ctypes.get_errno())
-        log.info("host memory is not spread over NUMA nodes %s: %s", [*nodes], reason)
-    return not failed
+    failed = libc.syscall(ctypes.c_long(number), *arguments)
+    return os.strerror(ctypes.get_errno()) if failed else None

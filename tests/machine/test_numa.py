@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import multiprocessing as mp
+import os
 import platform
 
 import pytest
@@ -71,6 +73,28 @@ def test_nodes_that_are_not_there(caplog):
         assert not interleave(address, NBYTES, [1000])
         memory[:] = b"1" * NBYTES  # and it is memory all the same
     assert "NUMA nodes [1000]" in caplog.text or platform.machine() not in _GET
+
+
+def _has_chosen_nodes() -> None:
+    number = {"x86_64": 238, "aarch64": 237}[platform.machine()]  # set_mempolicy
+    only_the_first = ctypes.byref(ctypes.c_ulong(1))
+    bound = ctypes.c_long(number), ctypes.c_int(2), only_the_first, ctypes.c_ulong(65)
+    if ctypes.CDLL(None).syscall(*bound):
+        os._exit(3)
+    with mmap.mmap(-1, NBYTES) as memory:
+        address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        os._exit(interleave(address, NBYTES, [0]))
+
+
+def test_nodes_that_somebody_has_chosen_stay():
+    if platform.machine() not in _GET:
+        pytest.skip(f"the system call's number is not known on {platform.machine()}")
+    process = mp.get_context("fork").Process(target=_has_chosen_nodes)
+    process.start()
+    process.join()
+    if process.exitcode == 3:
+        pytest.skip("the system lets nobody choose nodes")
+    assert process.exitcode == 0
 
 
 @pytest.mark.parametrize(("nodes", "is_spread"), [([0, 0], True), ([0], False), ([], False)])
