@@ -279,8 +279,9 @@ class Communicator:
             # Only the neighbours of a rank that is gone see its connection close.  They close
             # theirs, so that no rank waits for ever.
             self._close(lost)
-            if isinstance(self._lost, RankFailedError):
-                raise copy.copy(self._lost)  # the one that is kept is to hold no frames
+            if isinstance(lost, RankFailedError):
+                # The one that is kept is to hold no frames.
+                raise copy.copy(lost) from lost.__cause__
         raise RankFailedError(
             _ACTION,
             f"one of them is gone, or does not answer ({str(self._lost).partition(chr(10))[0]})",
