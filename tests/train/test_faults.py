@@ -269,15 +269,18 @@ def test_a_worker_is_killed(tmp_path, data, num_ranks):
     assert len(reports_of(tmp_path)) >= 1
 
 
-@pytest.mark.parametrize("is_signalled", [True, False])
-def test_the_end_of_a_workers_connection_is_told_as_its_end(is_signalled, monkeypatch):
-    def torchs_handler(seconds: float) -> None:
-        if is_signalled:
-            raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. ")
+@pytest.mark.parametrize("signalled", ["at once", "later", "never"])
+def test_the_end_of_a_workers_connection_is_told_as_its_end(signalled, monkeypatch):
+    def torchs_handler(_) -> None:
+        raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. ")
 
-    monkeypatch.setattr(typed_errors.time, "sleep", torchs_handler)
+    monkeypatch.setattr(typed_errors.time, "sleep", lambda seconds: None)
+    if signalled == "later":
+        monkeypatch.setattr(typed_errors.time, "sleep", torchs_handler)
+    elif signalled == "at once":
+        monkeypatch.setattr(typed_errors.traceback, "walk_tb", torchs_handler)
     lost = r"DataLoader worker \(pid 7\) is killed by signal: Killed"
-    told = lost if is_signalled else r"the connection to one was lost \(EOFError\(\)\)"
+    told = r"the connection to one was lost \(EOFError\(\)\)" if signalled == "never" else lost
     here, there = mp.Pipe()
     there.close()
     with pytest.raises(WorkerFailedError, match=f"processes: {told}; see why"):  # noqa: SIM117

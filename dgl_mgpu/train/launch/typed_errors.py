@@ -164,7 +164,7 @@ def typed_worker_losses() -> Iterator[None]:
     except Exception as error:
         # Torch's handler of SIGCHLD raises wherever this process is: also while it waits for other
         # ranks or writes a checkpoint, whose errors then blame these.
-        lost = None if isinstance(error, _KNOWN_CAUSES) else _lost_worker(error)
+        lost = None if isinstance(error, _KNOWN_CAUSES) else _lost_worker_or_connection(error)
         if lost is None:
             raise
         raise WorkerFailedError(
@@ -175,6 +175,20 @@ def typed_worker_losses() -> Iterator[None]:
         ) from error
 
 
+def _lost_worker_or_connection(error: BaseException) -> str | None:
+    """What is lost of a worker, in words; None if the error is of something else."""
+    try:
+        lost = _lost_worker(error)
+        if lost is not None or not _is_of_connection(error):
+            return lost
+        # Its connection closes first, and what torch does at its end would interrupt what follows.
+        time.sleep(_SIGNAL_SECONDS)
+    except RuntimeError as late:
+        # The handler may raise at each of these lines; it does so once for each end.
+        return _lost_worker(late)
+    return f"the connection to one was lost ({error!r})"
+
+
 def _lost_worker(error: BaseException) -> str | None:
     """torch's message of a lost worker; None if the error is of something else."""
     cause: BaseException | None = error
@@ -183,14 +197,7 @@ def _lost_worker(error: BaseException) -> str | None:
         if is_torchs and any(text in str(cause) for text in _LOST_WORKER):
             return str(cause).strip().removesuffix(".")
         cause = cause.__cause__ or cause.__context__
-    if not _is_of_connection(error):
-        return None
-    try:
-        # Its connection closes first, and what torch does at its end would interrupt what follows.
-        time.sleep(_SIGNAL_SECONDS)
-    except RuntimeError as late:
-        return _lost_worker(late)
-    return f"the connection to one was lost ({error!r})"
+    return None
 
 
 def _is_of_connection(error: BaseException) -> bool:
