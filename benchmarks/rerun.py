@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from benchmarks.claims.kept import CLAIMS_PAGE, PAGE, draw_headlines, kept_page
+from benchmarks.claims.kept import CLAIMS_PAGE, draw_headlines, kept_pages
 from benchmarks.claims.page import page
 from benchmarks.claims.pictures import draw
 from benchmarks.claims.registry import KEPT, Results
@@ -27,7 +27,8 @@ def report_kept() -> None:
     """Write the pages and the pictures of the kept results."""
     report(Results(), KEPT)
     draw_headlines(KEPT)
-    (KEPT / PAGE).write_text(kept_page())
+    for name, content in kept_pages().items():
+        (KEPT / name).write_text(content)
 
 
 def rerun(arguments: list[str]) -> list[Outcome]:
@@ -103,7 +104,7 @@ def _replace(files: Mapping[Path, str]) -> None:
             (tried / name).unlink(missing_ok=True)
             (tried / name).symlink_to(result.resolve())
         page(Results(tried))
-        kept_page(tried)
+        kept_pages(tried)
     for result, name in files.items():
         shutil.copyfile(result, KEPT / name)
     report_kept()

@@ -1,7 +1,7 @@
-"""The page of all results that are kept, their figures as tables: made of kept.yaml and the JSONs.
+"""The pages of all results that are kept, their figures as tables: made of ``kept/`` and the JSONs.
 
-The YAML says how each result was made, what it shows and which of its numbers make a table; it
-holds no measured number itself.
+A YAML file for each page says how its results were made, what they show and which of their numbers
+make a table; it holds no measured number itself.
 """
 
 from __future__ import annotations
@@ -11,21 +11,24 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean, median, stdev
-from typing import Any
+from typing import Any, TypeVar
 
 from omegaconf import MISSING, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from benchmarks.claims.page import WRITTEN, commit_text, machine_text, picture, row, value_text
 from benchmarks.claims.pictures import Speedups, draw_speedups
-from benchmarks.claims.registry import FOLDER, KEPT, Results, follow, papers
+from benchmarks.claims.registry import KEPT, Results, follow, papers
 from dgl_mgpu.errors import DataFormatError
 
-SOURCE = FOLDER / "kept.yaml"
-#: Of all results that are kept, and of those that answer claims of the papers.
-PAGE, CLAIMS_PAGE = "README.md", "claims.md"
-#: The first one's first picture.
+SOURCE = Path(__file__).parent / "kept"
+#: The first page of the results that are kept, and the one of those that answer the papers' claims.
+FIRST_PAGE, CLAIMS_PAGE = "README.md", "claims.md"
+#: The first one's picture.
 HEADLINES = "how_much_faster.png"
+_INDEX = "index.yaml"
+
+_Content = TypeVar("_Content")
 
 
 @dataclass
@@ -99,12 +102,14 @@ class Kept:
 
 
 @dataclass
-class Part:
-    """Results of one kind.
+class Page:
+    """Results of one kind: a file of ``kept/``, and a page of the same name.
 
     Attributes
     ----------
-    title, text : str
+    title : str
+    text : str
+        What they mean for a user.
     results : list of Kept
     """
 
@@ -115,7 +120,7 @@ class Part:
 
 @dataclass
 class Headline:
-    """What the page's first picture shows of a result.
+    """What the first page's picture shows of a result.
 
     Attributes
     ----------
@@ -152,7 +157,7 @@ class Headline:
             raise DataFormatError(
                 f"draw '{self.what}'",
                 f"no case of {self.file} that matches '{self.cases}' has a quotient",
-                f"mend 'headlines' of {SOURCE.name}",
+                f"mend 'headlines' of {_INDEX}",
             )
         return Speedups(self.what, machine_text(result, self.gpus), quotients)
 
@@ -163,76 +168,117 @@ def _case_of(entry: Mapping[str, Any]) -> str:
 
 
 @dataclass
-class _Page:
+class _Index:
+    """The first page's text before and after the list of pages, and what its picture shows."""
+
     text: str = MISSING
+    notes: str = ""
     headlines: list[Headline] = field(default_factory=list)
-    parts: list[Part] = field(default_factory=list)
+    pages: list[str] = field(default_factory=list)
 
 
-def kept_page(folder: Path | None = None) -> str:
-    """The page, in Markdown, of the kept results or of others in a folder.
+def kept_pages(folder: Path | None = None) -> dict[str, str]:
+    """The pages of the kept results or of others in a folder, in Markdown, by file name.
 
     Raises
     ------
     DataFormatError
-        If the YAML has other keys or values than these classes, a file is kept and not named, or
-        a column is empty in all rows.
+        If a YAML file has other keys or values than these classes, or there is one that is no
+        page; if a file is kept and not named, or a column is empty in all rows.
     """
     folder = folder or KEPT
-    page, results = _read(), Results(folder)
-    every = [kept for part in page.parts for kept in part.results]
+    index, results = _read(_INDEX, _Index), Results(folder)
+    pages = read_pages()
+    every = [kept for page in pages.values() for kept in page.results]
     named = [name for kept in every for name in (*kept.files, *kept.awaited)]
     there = {path.name for path in folder.iterdir()} - {
-        PAGE,
+        FIRST_PAGE,
         CLAIMS_PAGE,
         HEADLINES,
+        *pages,
         *map(picture, papers()),
     }
     if unnamed := there - set(named):
         raise DataFormatError(
             f"describe the results in {folder.name}",
-            f"{', '.join(sorted(unnamed))} in none of its parts",
+            f"{', '.join(sorted(unnamed))} on none of the pages",
             f"say in {SOURCE.name} how it was made and what it shows",
         )
-    lines = [WRITTEN, page.text]
-    for part in page.parts:
-        lines.append(f"## {part.title}\n")
-        lines += [part.text] if part.text else []
-        for kept in part.results:
-            kept.files += [name for name in kept.awaited if name in there]
-            kept.awaited = [name for name in kept.awaited if name not in there]
-            lines += _of_kept(kept, results) if kept.files else _awaited(kept)
-    return "\n".join(lines)
+    for kept in every:
+        kept.files += [name for name in kept.awaited if name in there]
+        kept.awaited = [name for name in kept.awaited if name not in there]
+    written = {name: "\n".join(_of_page(page, results)) for name, page in pages.items()}
+    return {FIRST_PAGE: "\n".join(_first(index, pages)), **written}
+
+
+def read_pages() -> dict[str, Page]:
+    """What is on the pages, by their file names, in their order.
+
+    Raises
+    ------
+    DataFormatError
+        As :func:`kept_pages` does for YAML files.
+    """
+    stems = _read(_INDEX, _Index).pages
+    others = {path.stem for path in SOURCE.glob("*.yaml")} - {Path(_INDEX).stem, *stems}
+    if others:
+        raise DataFormatError(
+            f"make pages of {SOURCE.name}",
+            f"{', '.join(sorted(others))} not among the 'pages' of {_INDEX}",
+            "name it there",
+        )
+    return {f"{stem}.md": _read(f"{stem}.yaml", Page) for stem in stems}
 
 
 def draw_headlines(folder: Path) -> None:
-    """The page's first picture, of the results in a folder."""
+    """The first page's picture, of the results in a folder."""
     results = Results(folder)
-    headlines = [each for each in _read().headlines if (folder / each.file).is_file()]
-    draw_speedups([each.speedups(results) for each in headlines], folder / HEADLINES)
+    headlines = _read(_INDEX, _Index).headlines
+    shown = [each for each in headlines if (folder / each.file).is_file()]
+    draw_speedups([each.speedups(results) for each in shown], folder / HEADLINES)
 
 
-def _read() -> _Page:
+def _read(name: str, kind: type[_Content]) -> _Content:
+    path = SOURCE / name
     try:
-        merged = OmegaConf.merge(OmegaConf.structured(_Page), OmegaConf.load(SOURCE))
-        page: Any = OmegaConf.to_object(merged)
-    except OmegaConfBaseException as error:
+        merged = OmegaConf.merge(OmegaConf.structured(kind), OmegaConf.load(path))
+        content: Any = OmegaConf.to_object(merged)
+    except (OmegaConfBaseException, FileNotFoundError) as error:
+        key = getattr(error, "full_key", None)
         raise DataFormatError(
-            f"read {SOURCE.name}",
+            f"read {name}",
             str(error).splitlines()[0],
-            f"write {error.full_key or 'it'} as benchmarks/claims/kept.py describes",
+            f"write {key or 'it'} as benchmarks/claims/kept.py describes",
         ) from error
-    return page
+    return content
+
+
+def _first(index: _Index, pages: Mapping[str, Page]) -> Iterator[str]:
+    yield WRITTEN
+    yield index.text
+    for name, page in pages.items():
+        yield f"## [{page.title}]({name})\n"
+        yield page.text
+    yield index.notes
+
+
+def _of_page(page: Page, results: Results) -> Iterator[str]:
+    yield WRITTEN
+    yield f"# {page.title}\n"
+    yield page.text
+    yield f"[All results, and what the columns mean]({FIRST_PAGE})\n"
+    for kept in page.results:
+        yield from _of_kept(kept, results) if kept.files else _awaited(kept)
 
 
 def _awaited(kept: Kept) -> Iterator[str]:
-    yield f"### {kept.shows}\n"
+    yield f"## {kept.shows}\n"
     yield f"`{kept.command}`\n"
     yield "There is a program, and no result yet.\n"
 
 
 def _of_kept(kept: Kept, results: Results) -> Iterator[str]:
-    yield f"### {kept.shows}\n"
+    yield f"## {kept.shows}\n"
     if kept.command:
         yield f"`{kept.command}`\n"
     if kept.note:
@@ -258,7 +304,7 @@ def _of_kept(kept: Kept, results: Results) -> Iterator[str]:
         raise DataFormatError(
             f"fill the columns {sorted(empty)}",
             f"nothing at their paths in {', '.join(kept.files)}",
-            f"write paths of their entries into {SOURCE.name}",
+            f"write paths of their entries into a file of {SOURCE.name}",
         )
 
 

@@ -1,4 +1,4 @@
-"""What the papers state and which of our results answers it: read from this folder's YAML files.
+"""What the papers state and which of our results answers it, read from YAML files in ``papers``.
 
 A file is a paper's, a claim one of its tables or figures, and a figure of a claim one number: the
 paper's, and where ours stands in a result's JSON.  Such a place is a path of steps: a key of a
@@ -21,9 +21,9 @@ from omegaconf.errors import OmegaConfBaseException
 
 from dgl_mgpu.errors import DataFormatError
 
-FOLDER = Path(__file__).parent
+PAPERS = Path(__file__).parent / "papers"
 #: Results that are kept, one JSON file each.
-KEPT = FOLDER.parents[1] / "docs" / "benchmarks"
+KEPT = PAPERS.parents[2] / "docs" / "benchmarks"
 #: In a run's folder, what became of each of its runs.
 OUTCOMES = "runs.json"
 #: In the order of the page.
@@ -179,7 +179,7 @@ def papers() -> dict[str, Paper]:
         If a file has other keys or values than these classes, or a figure is neither in a result
         nor says why it is not.
     """
-    found = {stem: _paper(FOLDER / f"{stem}.yaml") for stem in _FILES}
+    found = {stem: _paper(PAPERS / f"{stem}.yaml") for stem in _FILES}
     for stem, paper in found.items():
         for claim in paper.claims:
             for figure in claim.figures:

@@ -231,7 +231,7 @@ def test_a_place_that_is_not_there_is_an_error(path: list, found: str) -> None:
 def test_a_claim_that_says_too_little_is_an_error(figure, found, tmp_path, monkeypatch) -> None:
     head = "name: N\ntitle: T\nclaims:\n- {where: Table 1, what: w, machine: m, figures: "
     (tmp_path / "paper.yaml").write_text(f"{head}[{figure}]}}\n")
-    monkeypatch.setattr(registry, "FOLDER", tmp_path)
+    monkeypatch.setattr(registry, "PAPERS", tmp_path)
     monkeypatch.setattr(registry, "_FILES", ("paper",))
     with pytest.raises(DataFormatError, match=found):
         papers.__wrapped__()

@@ -1,4 +1,4 @@
-"""The page of kept results: it is the one that the generator gives, and it hides nothing."""
+"""The pages of kept results: they are those that the generator gives, and they hide nothing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.claims import kept
-from benchmarks.claims.kept import Headline, kept_page
+from benchmarks.claims.kept import CLAIMS_PAGE, FIRST_PAGE, Headline, kept_pages
 from benchmarks.claims.registry import KEPT, Results
 from dgl_mgpu.errors import DataFormatError
 
@@ -34,25 +34,48 @@ def page_of(tmp_path: Path, tmp_path_factory, monkeypatch: pytest.MonkeyPatch):
 
     def made(tables: str = TABLES, files: str = "[r.json]", result: object = RESULT) -> str:
         (tmp_path / "r.json").write_text(json.dumps(result))
-        (folder / "kept.yaml").write_text(
-            "text: |\n  # Results\nparts:\n- title: Part\n  results:\n"
-            f"  - shows: What it shows\n    command: python -m it\n    files: {files}\n"
-            f"    note: |\n      A note.\n    tables:{tables}"
+        (folder / "index.yaml").write_text("text: |\n  # Results\npages: [part]\nnotes: How.\n")
+        (folder / "part.yaml").write_text(
+            "title: Part\ntext: |\n  It means much.\nresults:\n"
+            f"- shows: What it shows\n  command: python -m it\n  files: {files}\n"
+            f"  note: |\n    A note.\n  tables:{tables}"
         )
-        return kept_page()
+        return kept_pages()["part.md"]
 
-    monkeypatch.setattr(kept, "SOURCE", folder / "kept.yaml")
+    monkeypatch.setattr(kept, "SOURCE", folder)
     monkeypatch.setattr(kept, "KEPT", tmp_path)
     return made
 
 
-def test_the_kept_page_is_what_the_generator_gives() -> None:
-    assert (KEPT / "README.md").read_text() == kept_page(), "run: python -m benchmarks report"
+def test_the_kept_pages_are_what_the_generator_gives() -> None:
+    there = {path.name: path.read_text() for path in KEPT.glob("*.md")}
+    del there[CLAIMS_PAGE]
+    assert there == kept_pages(), "run: python -m benchmarks report"
+
+
+def test_the_first_page_has_what_the_others_mean(page_of) -> None:
+    page_of()
+    assert kept_pages()[FIRST_PAGE].splitlines()[2:] == [
+        "# Results", "", "## [Part](part.md)", "", "It means much.", "", "How.",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("pages", "found"),
+    [("[]", "part not among the 'pages'"), ("[part, other]", r"read other\.yaml.*other\.yaml")],
+)
+def test_a_page_that_is_not_named_or_not_there_is_an_error(page_of, pages, found) -> None:
+    page_of()
+    (kept.SOURCE / "index.yaml").write_text(f"text: a\npages: {pages}\n")
+    with pytest.raises(DataFormatError, match=found):
+        kept_pages()
 
 
 def test_a_result_is_shown_with_all_its_figures(page_of) -> None:
-    assert page_of().splitlines()[4:] == [
-        "## Part", "", "### What it shows", "", "`python -m it`", "", "A note.", "",
+    assert page_of().splitlines()[2:] == [
+        "# Part", "", "It means much.", "",
+        f"[All results, and what the columns mean]({FIRST_PAGE})", "",
+        "## What it shows", "", "`python -m it`", "", "A note.", "",
         "[r.json](r.json) (2 cores, commit c0ffee)", "",
         "|  | ours, ms | reached | peer | why |", "| --- | ---: | ---: | ---: | ---: |",
         "| a, 16 | 1.23 | yes | 20 |  |", "| b, 1,000 |  | no |  | too large |", "",
@@ -122,14 +145,14 @@ def test_the_first_picture_is_drawn_without_results_to_come(tmp_path: Path) -> N
 @pytest.mark.parametrize("name", ["old.png", "notes.md", "other.json"])
 def test_a_file_that_nothing_refers_to_is_found(page_of, tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("{}")
-    with pytest.raises(DataFormatError, match=f"{name} in none of its parts"):
+    with pytest.raises(DataFormatError, match=f"{name} on none of the pages"):
         page_of()
 
 
 @pytest.mark.parametrize(
     ("asked", "found"),
     [
-        ({"files": "[]"}, "r.json in none of its parts"),
+        ({"files": "[]"}, "r.json on none of the pages"),
         ({"tables": "\n    - columns: {ours: [hours]}\n"}, r"\['ours'\].*nothing at their paths"),
         ({"tables": "\n    - {columns: {ours: [ours]}, colour: red}\n"}, "colour"),
         ({"tables": "\n    - {of: [numbers], columns: {ours: [ours]}}\n"}, "no 'numbers'"),
@@ -143,7 +166,7 @@ def test_a_page_that_would_hide_something_is_an_error(page_of, asked, found) -> 
 def test_columns_of_results_to_come_may_be_empty(page_of, tmp_path: Path) -> None:
     """Until they are there."""
     tables = "\n    - columns: {ours: [ours], to come: [hours]}\n"
-    awaiting = "[r.json]\n    awaited: [new.json]"
+    awaiting = "[r.json]\n  awaited: [new.json]"
     assert "to come" not in page_of(tables, awaiting)
     (tmp_path / "new.json").write_text(json.dumps(RESULT))
     with pytest.raises(DataFormatError, match=r"\['to come'\].*nothing at their paths"):

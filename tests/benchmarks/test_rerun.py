@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks import __main__ as program
 from benchmarks import rerun, runs
-from benchmarks.claims.kept import _read
+from benchmarks.claims.kept import read_pages
 from benchmarks.runs import Bench, Config, Run, configured
 from dgl_mgpu.errors import ConfigError
 
@@ -45,7 +45,7 @@ def small_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(rerun, "KEPT", kept)
     pages = []
     monkeypatch.setattr(rerun, "page", lambda results: pages.append(results))
-    monkeypatch.setattr(rerun, "kept_page", lambda folder: pages.append(_contents(folder)))
+    monkeypatch.setattr(rerun, "kept_pages", lambda folder: pages.append(_contents(folder)))
     monkeypatch.setattr(rerun, "report_kept", lambda: pages.append("reported"))
     return kept, written, limits, pages
 
@@ -117,7 +117,7 @@ def test_a_set_fits_an_hour_and_is_on_the_page(gpus: int, monkeypatch) -> None:
     assert sum(run.limit_s for run in found.values()) <= 3600
     files = [run.keeps[gpus] for run in found.values()]
     assert len(set(files)) == len(files) and all(run.gpus <= gpus for run in found.values())
-    every = [kept for part in _read().parts for kept in part.results]
+    every = [kept for page in read_pages().values() for kept in page.results]
     assert set(files) <= {name for kept in every for name in (*kept.files, *kept.awaited)}
 
 
