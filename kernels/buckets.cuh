@@ -1,6 +1,6 @@
 // Rows listed roughly in the order of their addresses: those that are read at the same time then lie
 // close together, which spares the translation of addresses where they are the host's
-// (docs/decisions.md). Buckets are equal runs of positions. In a bucket rows come in any order, which
+// (docs/decisions/sampling.md). Buckets are equal runs of positions. In a bucket rows come in any order, which
 // nobody sees: each knows where its result goes.
 #pragma once
 

@@ -13,7 +13,7 @@ from dgl_mgpu.errors import UnavailableError
 from dgl_mgpu.utils.streams import current_stream, record_event
 
 #: Share of a GPU's multiprocessors that make batches; the model has the others to itself.  Fewer
-#: were too slow, more took too much from the model (docs/decisions.md).
+#: were too slow, more took too much from the model (docs/decisions/capture.md).
 _SHARE = 1 / 4
 #: The driver partitions them in multiples of this.
 _GRANULE = 8
