@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import dgl
 import pytest
 import torch
 from torch import Tensor
 
-from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.ops.attention import (
     LARGEST,
     NO_DRAWS,
@@ -26,180 +25,30 @@ from dgl_mgpu.ops.attention import (
     attention_backward,
     attention_forward,
     attention_products,
-    computed_in,
 )
-from dgl_mgpu.ops.philox import ATTENTION_STREAM
 from dgl_mgpu.ops.transpose import transpose
-from tests.ops import reference
-
-DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-KINDS = (
-    "additive", "gatv2", "dot", "dot of values",
-    "additive with terms", "gatv2 with terms", "dot with terms",
-)  # fmt: skip
-#: Operands of scores, and what edges have of their own.
-NAMES = ("values", "left", "right", "vector", "edge_scores", "edge_weights")
-INF = float("inf")
-SLOPE, SCALE = 0.2, 0.3
-
-Arguments = dict[str, Tensor]
-sum_op = torch.ops.dgl_mgpu.attention.default
-add_op = torch.ops.dgl_mgpu.add_attention.default
-products_op = torch.ops.dgl_mgpu.attention_products.default
-backward_op = torch.ops.dgl_mgpu.attention_backward.default
-
-
-class Graph(NamedTuple):
-    """Edges by their ids, and the same by destination."""
-
-    src: Tensor
-    dst: Tensor
-    num_src: int
-    num_dst: int
-    entries: Entries
-
-
-class Case(NamedTuple):
-    graph: Graph
-    score: str
-    arguments: Arguments
-
-
-def graph_of(
-    src: Tensor, dst: Tensor, num_src: int, num_dst: int, *, ids: Any = torch.int64, eids: bool
-) -> Graph:
-    """Edges numbered along destinations or, with ``eids``, at random."""
-    dst, order = dst.sort(stable=True)
-    src, count = src[order], len(src)
-    indptr = torch.cat([torch.zeros(1).long(), dst.bincount(minlength=num_dst).cumsum(0)])
-    numbers = torch.randperm(count) if eids else torch.arange(count)
-    entries = Entries(indptr.to(ids), src.to(ids), numbers.to(ids) if eids else None)
-    by_id = numbers.argsort()
-    return Graph(src[by_id], dst[by_id], num_src, num_dst, entries)
-
-
-def small_graph(*, ids: Any = torch.int64, eids: bool = True) -> Graph:
-    """A hub, repeated edges, destinations without in-edges and sources without out-edges."""
-    src, dst = torch.randint(2, 20, (250,)), torch.randint(1, 15, (250,))
-    dst[:120] = 3
-    src[120:125], dst[120:125] = 7, 8
-    return graph_of(src, dst, 23, 18, ids=ids, eids=eids)
-
-
-EMPTY = torch.empty(0, dtype=torch.int64)
-EMPTY_GRAPHS = {"no rows": (5, 0), "no edges": (4, 3), "no sources": (0, 3), "nothing": (0, 0)}
-
-
-def case_of(
-    kind: str,
-    graph: Graph,
-    heads: int = 2,
-    width: int = 3,
-    dtype: torch.dtype = torch.float64,
-    *,
-    bias: bool = True,
-) -> Case:
-    arguments = {"values": torch.randn(graph.num_src, heads, width).to(dtype)}
-    score, _, rest = kind.partition(" ")
-    shape = (heads,) if score == "additive" else (heads, width)
-    of_score = dtype if score != "additive" or dtype == torch.float64 else torch.float32
-    if score != "gatv2" and rest != "of values":
-        arguments["left"] = torch.randn(graph.num_src, *shape).to(of_score)
-    arguments["right"] = torch.randn(graph.num_dst, *shape).to(of_score)
-    if score == "gatv2":
-        arguments["vector"] = torch.randn(heads, width).to(computed_in(dtype))
-    if rest == "with terms":
-        # One has numbers for each head, the other one for all.
-        number, count = computed_in(dtype), len(graph.src)
-        arguments["edge_scores"] = torch.randn(count, heads).to(number)
-        arguments["edge_weights"] = torch.randn(count, 1).to(number)
-    if bias:
-        arguments["bias"] = torch.randn(heads, width).to(dtype)
-    return Case(graph, score, arguments)
-
-
-def attend(case: Case, arguments: Arguments, **others: Any) -> Tensor:
-    values, right = arguments["values"], arguments["right"]
-    given = {name: arguments.get(name) for name in ("vector", "bias", *NAMES[4:])}
-    given |= dict(negative_slope=SLOPE, scale=SCALE) | others
-    left = arguments.get("left")
-    return attention(*case.graph.entries, values, left, right, score=case.score, **given)
-
-
-def composed(case: Case, arguments: Arguments, keep: Tensor | float = 1.0) -> Tensor:
-    """The same of torch's operations; ``keep`` has a row for each edge by its id."""
-    return composed_parts(case, arguments, keep)[0]
-
-
-def composed_parts(
-    case: Case, arguments: Arguments, keep: Tensor | float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The output, and the edges' scores and their softmax."""
-    src, dst, _, num_dst, _ = case.graph
-    values, right = arguments["values"], arguments["right"][dst]
-    left = arguments.get("left", values)[src]
-    added, factors = arguments.get("edge_scores", 0), arguments.get("edge_weights", 1)
-    if case.score == "additive":
-        scores = torch.nn.functional.leaky_relu(left + right + added, SLOPE)
-    elif case.score == "gatv2":
-        pre = torch.nn.functional.leaky_relu(left + right, SLOPE)
-        scores = (arguments["vector"] * pre).sum(2) + added
-    else:
-        scores = SCALE * (left * right).sum(2) + added
-    places = dst.view(-1, 1).expand_as(scores)
-    largest = scores.new_full((num_dst, scores.shape[1]), -INF)
-    largest = largest.scatter_reduce(0, places, scores.detach(), "amax")
-    powers = (scores - largest[dst]).exp()
-    sums = torch.zeros_like(largest).index_add(0, dst, powers)
-    weights = powers / sums[dst]
-    messages = (weights * keep * factors).unsqueeze(2) * values[src]
-    out = values.new_zeros(num_dst, *values.shape[1:]).index_add(0, dst, messages)
-    return out + arguments["bias"] if "bias" in arguments else out, scores, weights
-
-
-def leaves_of(arguments: Arguments, dtype: torch.dtype | None = None) -> Arguments:
-    return {
-        name: tensor.detach().clone().to(dtype or tensor.dtype).requires_grad_()
-        for name, tensor in arguments.items()
-    }
-
-
-def compare(case: Case, keep: Tensor | float = 1.0, seed: int = 0, **others: Any) -> None:
-    """Compare the output and all gradients with those of the composition."""
-    own, double = leaves_of(case.arguments), leaves_of(case.arguments, torch.float64)
-    expected, scores, weights = composed_parts(case, double, keep)
-    torch.manual_seed(seed)
-    found = attend(case, own, **others)
-    dtype = own["values"].dtype
-    assert found.dtype == dtype and found.shape == expected.shape and found.is_contiguous()
-    precise = 1e-11 if dtype == torch.float64 else 1e-5
-    # Half types are rounded once.
-    rounding = 0.51 * torch.finfo(dtype).eps if dtype.itemsize == 2 else precise
-    close(found, expected, rounding, precise)
-    grad = torch.randn(found.shape).to(dtype)
-    gradients = torch.autograd.grad(found, list(own.values()), grad)
-    # Gradients take the output as it was rounded: each row's product with its gradient is off.
-    off = (grad.double() * (found.double() - expected)).sum(2)[case.graph.dst]
-    result = (grad.double() * expected).sum() - ((weights * off).detach() * scores).sum()
-    wanted = torch.autograd.grad(result, list(double.values()))
-    for name, gradient, by_torch in zip(own, gradients, wanted, strict=True):
-        assert gradient.dtype == own[name].dtype, name
-        once = rounding if gradient.dtype == dtype else precise
-        close(gradient, by_torch, once, precise, name)
-
-
-def close(found: Tensor, expected: Tensor, rtol: float, atol: float, name: str = "out") -> None:
-    """Compare, where ``atol`` is relative to the largest finite element."""
-    finite = expected.detach().nan_to_num(posinf=0, neginf=0).abs()
-    largest = max(1.0, float(finite.max())) if finite.numel() else 1.0
-    torch.testing.assert_close(
-        found.double(),
-        expected,
-        rtol=rtol,
-        atol=atol * largest,
-        equal_nan=True,
-        msg=lambda message: f"{name}: {message}",
-    )
+from tests.ops.attention_cases import (
+    DTYPES,
+    EMPTY,
+    EMPTY_GRAPHS,
+    INF,
+    KINDS,
+    NAMES,
+    SCALE,
+    SLOPE,
+    add_op,
+    attend,
+    backward_op,
+    case_of,
+    close,
+    compare,
+    composed,
+    graph_of,
+    leaves_of,
+    products_op,
+    small_graph,
+    sum_op,
+)
 
 
 @pytest.mark.parametrize("width", [1, 7, 16, 33])
@@ -312,112 +161,6 @@ def test_gradcheck(kind):
             return attend(case, dict(zip(names, tensors, strict=True)), dropout=dropout)
 
         assert torch.autograd.gradcheck(function, tuple(leaves_of(case.arguments).values()))
-
-
-def keep_of(numbers: Tensor, heads: int, key: int, dropout: float) -> Tensor:
-    """What edges' weights are multiplied by, in plain integers."""
-    threshold = int(dropout * 2**32)
-    rows = []
-    for number in numbers.tolist():
-        words: list[int] = []
-        for block in range(-(-heads // 4)):
-            for draw in reference.block(number, block, ATTENTION_STREAM, key):
-                words += [draw & reference.MASK32, draw >> 32]
-        rows.append([0.0 if word < threshold else 1 / (1 - dropout) for word in words[:heads]])
-    return torch.tensor(rows, dtype=torch.float64).view(len(rows), heads)
-
-
-def drawn_key(seed: int) -> int:
-    torch.manual_seed(seed)
-    return int(torch.empty(1, dtype=torch.int64).random_())
-
-
-@pytest.mark.parametrize("heads", [1, 4, 5, 11])
-@pytest.mark.parametrize("kind", KINDS)
-def test_dropout_by_the_edges_numbers(kind, heads):
-    for dropout, eids, dtype in (
-        (0.4, False, torch.float64),
-        (0.9, True, torch.float64),
-        (0.25, True, torch.float32),
-    ):
-        case = case_of(kind, small_graph(eids=eids), heads, 3, dtype)
-        keep = keep_of(torch.arange(250), heads, drawn_key(7), dropout)
-        compare(case, keep, seed=7, dropout=dropout)
-
-
-@pytest.mark.parametrize("kind", KINDS[:4])
-def test_dropout_of_large_edge_numbers(kind):
-    """Both halves of an edge's number count, as do both of a negative key."""
-    case = case_of(kind, small_graph(eids=False))
-    numbers = torch.randint(0, 1 << 62, (250,))
-    numbers[1], numbers[2] = numbers[0] ^ 1 << 32, numbers[0] ^ 1
-    indptr, indices, _ = case.graph.entries
-    by_source = transpose(indptr, indices, None, case.graph.num_src)
-    case = case._replace(graph=case.graph._replace(entries=Entries(indptr, indices, numbers)))
-    keep = keep_of(numbers, 2, drawn_key(3), 0.5)
-    assert not torch.equal(keep[0], keep[1]) or not torch.equal(keep[0], keep[2])
-
-    def rows() -> Entries:
-        return Entries(*by_source[:2], numbers[by_source[2]])
-
-    compare(case, keep, seed=3, dropout=0.5, by_source=rows)
-    key = -(1 << 63) + 12345
-    given = map(case.arguments.get, NAMES)
-    tensors = (indptr, indices, numbers, *given, None, torch.tensor([key]), None)
-    out, _ = sum_op(*tensors, case.score, SLOPE, SCALE, 0.5)
-    del case.arguments["bias"]
-    torch.testing.assert_close(out, composed(case, case.arguments, keep_of(numbers, 2, key, 0.5)))
-
-
-def test_a_word_at_the_threshold_is_kept():
-    graph = graph_of(torch.zeros(5).long(), torch.arange(5), 1, 5, eids=False)
-    case = case_of("additive", graph, 1, 1, bias=False)
-    words = [reference.block(edge, 0, ATTENTION_STREAM, drawn_key(4))[0] for edge in range(5)]
-    words = [word & reference.MASK32 for word in words]
-    for edge, word in enumerate(words):
-        dropout = word / 2**32
-        keep = keep_of(torch.arange(5), 1, drawn_key(4), dropout)
-        assert keep[edge] > 0
-        compare(case, keep, seed=4, dropout=dropout)
-
-
-def test_dropout_is_repeatable():
-    case = case_of("additive", small_graph())
-    outs = []
-    for seed in (1, 1, 2):
-        torch.manual_seed(seed)
-        outs.append(attend(case, case.arguments, dropout=0.5))
-    outs.append(attend(case, case.arguments, dropout=0.5))
-    assert torch.equal(outs[0], outs[1])
-    assert not torch.equal(outs[0], outs[2]) and not torch.equal(outs[2], outs[3])
-    # Without dropout nothing is drawn.
-    before = torch.get_rng_state()
-    attend(case, case.arguments)
-    assert torch.equal(before, torch.get_rng_state())
-
-
-@pytest.mark.parametrize("dropout", [0.1, 0.5, 0.85])
-def test_the_share_that_is_dropped(dropout):
-    """Each destination has one in-edge, whose value is 1."""
-    count, heads = 10_000, 8
-    graph = graph_of(torch.zeros(count).long(), torch.arange(count), 1, count, eids=True)
-    case = case_of("additive", graph, heads, 1, bias=False)
-    case.arguments["values"].fill_(1)
-    keep = attend(case, case.arguments, dropout=dropout).squeeze(2)
-    assert set(keep.unique().tolist()) == {0.0, 1 / (1 - dropout)}
-    dropped = (keep == 0).double()
-    deviation = (dropout * (1 - dropout) / count) ** 0.5
-    assert (dropped.mean(0) - dropout).abs().max() < 4.5 * deviation
-    # Neither heads nor neighboring edges are dropped together.
-    assert (dropped.T.corrcoef() - torch.eye(heads)).abs().max() < 4.5 / count**0.5
-    both = torch.stack((dropped[:-1, 0], dropped[1:, 0])).corrcoef()[0, 1]
-    assert abs(both) < 4.5 / count**0.5
-
-
-def test_almost_all_and_almost_none_dropped():
-    case = case_of("dot", small_graph())
-    compare(case, keep_of(torch.arange(250), 2, drawn_key(0), 0.999), dropout=0.999)
-    compare(case, 1 / (1 - 1e-12), dropout=1e-12)
 
 
 @pytest.mark.parametrize("kind", ["additive", "dot"])
@@ -561,25 +304,6 @@ def test_scores_of_any_size_have_weights_that_add_up(kind, size):
     torch.testing.assert_close(gradient.flatten(), torch.tensor([0.5, 0.5]))
 
 
-def test_edges_by_source_of_other_sources_are_refused():
-    case = case_of("dot", small_graph())
-    by_source = transpose(*case.graph.entries, case.graph.num_src + 3)
-    out = attend(case, leaves_of(case.arguments), by_source=lambda: by_source)
-    with pytest.raises(InvalidInputError, match="indptr of 26 rows, and there are 23"):
-        out.sum().backward()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_second_derivative_is_refused(kind):
-    case = case_of(kind, small_graph())
-    for name in case.arguments:
-        leaves = leaves_of(case.arguments)
-        out = attend(case, leaves)
-        (gradient,) = torch.autograd.grad(out.square().sum(), leaves[name], create_graph=True)
-        with pytest.raises(InvalidInputError, match="differentiate attention twice"):
-            gradient.sum().backward()
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_destinations_keep(kind):
     """The largest score and the sum of exponentials of scores less that."""
@@ -604,99 +328,6 @@ def test_what_destinations_keep(kind):
             torch.testing.assert_close(kept[row, :, LARGEST], scores.amax(0))
             sums = (scores - scores.amax(0)).exp().sum(0)
             torch.testing.assert_close(kept[row, :, SUM], sums)
-
-
-FLOATS = torch.zeros(3, 2, 4)
-INDPTR, INDICES = torch.tensor([0, 2, 3]), torch.tensor([0, 2, 1])
-GOOD: dict[str, Any] = {
-    "indptr": INDPTR,
-    "indices": INDICES,
-    "eids": None,
-    "values": FLOATS,
-    "left": None,
-    "right": FLOATS[:2],
-    "score": "dot",
-    "vector": None,
-    "bias": None,
-    "dropout": 0.0,
-}
-ADDITIVE = {"score": "additive", "left": torch.zeros(3, 2), "right": torch.zeros(2, 2)}
-GATV2 = {"score": "gatv2", "vector": torch.zeros(2, 4)}
-
-
-def attend_to(arguments: dict[str, Any]) -> Tensor:
-    given = GOOD | arguments
-    entries = Entries(*(given.pop(name) for name in ("indptr", "indices", "eids")))
-    return attention(*entries, given.pop("values"), given.pop("left"), given.pop("right"), **given)
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [{}, {"left": FLOATS}, {"eids": INDICES, "bias": torch.ones(2, 4)}, ADDITIVE, GATV2]
-    + [{"edge_scores": torch.zeros(3, 1), "edge_weights": torch.zeros(3, 2)}]
-    + [{"eids": INDICES, "edge_weights": torch.zeros(7, 2)}]
-    + [ADDITIVE | {"values": FLOATS.to(dtype)} for dtype in (torch.float16, torch.bfloat16)],
-)
-def test_what_fits(arguments):
-    assert attend_to(arguments).shape == (2, 2, 4)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"score": "cosine"}, "compute 'cosine' attention: there is no such score"),
-        ({"dropout": 1.0}, "dropout is 1.0"),
-        ({"dropout": -0.1}, "dropout is -0.1"),
-        ({"dropout": float("nan")}, "dropout is nan"),
-        ({"values": FLOATS.long()}, r"values has shape \(3, 2, 4\) and dtype torch.int64"),
-        ({"values": FLOATS[0]}, r"values has shape \(2, 4\)"),
-        ({"indptr": INDPTR.float()}, "indptr has shape .* and dtype torch.float32"),
-        ({"indptr": INDPTR.view(1, 3)}, r"indptr has shape \(1, 3\)"),
-        ({"indptr": INDPTR[:0]}, r"indptr has shape \(0,\)"),
-        ({"indptr": INDPTR.to("meta")}, "indptr has shape .* on 'meta'"),
-        ({"indices": INDICES.int()}, "indices has shape .* and dtype torch.int32"),
-        ({"indices": INDICES.view(1, 3)}, r"indices has shape \(1, 3\)"),
-        ({"indices": INDICES.to("meta")}, "indices has shape .* on 'meta'"),
-        ({"eids": INDICES.int()}, "eids has shape .* and dtype torch.int32"),
-        ({"eids": INDICES[:2]}, r"eids has shape \(2,\)"),
-        (ADDITIVE | {"left": None}, "left is None"),
-        (GATV2 | {"left": FLOATS}, "left is given"),
-        (GATV2 | {"vector": None}, "vector is None"),
-        ({"vector": torch.zeros(2, 4)}, "vector is given"),
-        (ADDITIVE | {"vector": torch.zeros(2, 4)}, "vector is given"),
-        ({"left": FLOATS[:2]}, r"left has shape \(2, 2, 4\)"),
-        ({"left": FLOATS.double()}, "left has shape .* and dtype torch.float64"),
-        (ADDITIVE | {"left": FLOATS}, r"left has shape \(3, 2, 4\)"),
-        (ADDITIVE | {"left": torch.zeros(3, 2).half()}, "left has .* dtype torch.float16"),
-        (
-            ADDITIVE | {"values": FLOATS.half(), "left": torch.zeros(3, 2).half()},
-            "left has .* dtype torch.float16",
-        ),
-        ({"right": FLOATS}, r"right has shape \(3, 2, 4\)"),
-        (ADDITIVE | {"right": None}, "right is None"),
-        (
-            {"right": None, "values": FLOATS[:1], "indices": torch.zeros(3).long()},
-            "there are 2 destinations and 1 sources",
-        ),
-        ({"right": FLOATS[:2].half()}, "right has shape .* and dtype torch.float16"),
-        (ADDITIVE | {"right": torch.zeros(2, 1)}, r"right has shape \(2, 1\)"),
-        ({"right": FLOATS[:2].to("meta")}, "right has shape .* on 'meta'"),
-        (GATV2 | {"vector": torch.zeros(1, 2, 4)}, r"vector has shape \(1, 2, 4\)"),
-        (GATV2 | {"vector": torch.zeros(2, 4).half()}, "vector has .* dtype torch.float16"),
-        ({"edge_scores": torch.zeros(3)}, r"edge_scores has shape \(3,\)"),
-        ({"edge_scores": torch.zeros(2, 2)}, r"edge_scores has shape \(2, 2\)"),
-        ({"edge_scores": torch.zeros(4, 2)}, r"edge_scores has shape \(4, 2\)"),
-        ({"edge_weights": torch.zeros(3, 3)}, r"edge_weights has shape \(3, 3\)"),
-        ({"edge_weights": torch.zeros(3, 2).half()}, "edge_weights has .* dtype torch.float16"),
-        ({"edge_weights": torch.zeros(3, 2, device="meta")}, "edge_weights has .* on 'meta'"),
-        ({"edge_weights": torch.zeros(2, 2), "eids": INDICES}, r"edge_weights has shape \(2, 2\)"),
-        ({"bias": torch.zeros(8)}, r"bias has shape \(8,\)"),
-        ({"bias": torch.zeros(2, 4).double()}, "bias has shape .* and dtype torch.float64"),
-    ],
-)
-def test_what_does_not_fit(arguments, message):
-    with pytest.raises(InvalidInputError, match=message):
-        attend_to(arguments)
 
 
 @pytest.mark.parametrize("kind", KINDS)
