@@ -15,7 +15,12 @@ from typing import Any
 import networkx as nx
 import torch
 
-from dgl_mgpu.errors import IdOutOfRangeError, InvalidInputError, UnsupportedByStoreError
+from dgl_mgpu.errors import (
+    IdOutOfRangeError,
+    InvalidInputError,
+    UnsupportedByStoreError,
+    nearest,
+)
 from dgl_mgpu.ops.view import GraphView
 from dgl_mgpu.store.memory import Store
 from dgl_mgpu.store.memory.format import CSCFormat, EdgeIds
@@ -225,11 +230,17 @@ class GraphStructure:
         """A node type of the graph, or InvalidInputError; ``None`` names the only one."""
         if ntype is None and len(self.ntypes) == 1:
             return self.ntypes[0]
+        if ntype is None:
+            raise InvalidInputError(
+                "find node type None",
+                f"the graph has several node types, {self.ntypes}",
+                "name one of them: pass ntype=, or nodes as a dict by type",
+            )
         if ntype not in self.num_nodes_by_type:
             raise InvalidInputError(
                 f"find node type {ntype!r}",
-                f"the graph has several node types, {self.ntypes}",
-                "name one of them: pass ntype=, or nodes as a dict by type",
+                "the graph has none of this name",
+                nearest(str(ntype), self.ntypes),
             )
         return ntype
 
