@@ -22,8 +22,8 @@ from typing import NoReturn
 
 from dgl_mgpu.dgl import copies, install
 from dgl_mgpu.dgl.child import mend_children
-from dgl_mgpu.dgl.runner_options import RunnerOptions, hand_on, take_options, was_told
-from dgl_mgpu.errors import ConfigError
+from dgl_mgpu.dgl.runner_options import OPTIONS, RunnerOptions, hand_on, take_options, was_told
+from dgl_mgpu.errors import ConfigError, nearest
 
 USAGE = """\
 usage: python -m dgl_mgpu [OPTIONS] SCRIPT [ARGS…]
@@ -80,7 +80,9 @@ def main(argv: list[str]) -> None:
         print(USAGE, end="")
         return
     else:
-        wrong = f"unknown option '{argv[0]}'" if argv else "no script"
+        wrong = "no script"
+        if argv:
+            wrong = f"unknown option '{argv[0]}'; {nearest(argv[0].partition('=')[0], OPTIONS)}"
         if argv[:1] in (["-m"], ["--config"]):
             wrong = f"nothing follows '{argv[0]}'"
         _refuse(f"{USAGE}\npython -m dgl_mgpu: {wrong}")

@@ -172,7 +172,11 @@ def test_what_is_missing_is_said_as_python_says_it(run, args):
     [
         ([], "no script"),
         (["-m"], "nothing follows '-m'"),
-        (["-x", "script.py"], "unknown option '-x'"),
+        (["--captur=off", "script.py"], "unknown option '--captur=off'; did you mean '--capture'?"),
+        (
+            ["-x", "script.py"],
+            "unknown option '-x'; choose from --capture, --config, --partition, --store",
+        ),
         (["--store.sms=1"], "no script"),
         (["--config"], "nothing follows '--config'"),
     ],

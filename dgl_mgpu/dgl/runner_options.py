@@ -17,7 +17,8 @@ from dgl_mgpu.errors import ConfigError
 #: Carries the options to child processes.
 VARIABLE = "_DGL_MGPU_RUNNER_OPTIONS"
 
-_STORE, _CONFIG, _CAPTURE, _PARTITION = "--store", "--config", "--capture", "--partition"
+#: What the runner itself understands.
+OPTIONS = _STORE, _CONFIG, _CAPTURE, _PARTITION = "--store", "--config", "--capture", "--partition"
 #: Has keys of one's own below it.
 _BY_NAME = "feature_dtypes"
 _SWITCH = {"on": True, "true": True, "off": False, "false": False}
