@@ -38,7 +38,7 @@ PYTEST = CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 4
 # processes, emulated kernels, solver's proofs, pages that train, the benchmarks' own tests.
 REST := $(addprefix tests/, benchmarks kernels faults train/launch train/fullgraph test_main.py test_cli.py \
 	test_partition_option.py \
-	test_doctor.py docs/test_code.py docs/test_pictures.py docs/test_extending.py comm/test_communicator.py comm/test_signing.py comm/test_network.py utils/test_interrupts.py \
+	test_doctor.py docs/test_code.py docs/test_tutorial.py docs/test_pictures.py docs/test_extending.py comm/test_communicator.py comm/test_signing.py comm/test_network.py utils/test_interrupts.py \
 	$(addprefix distributed/, test_part_files.py test_edge_attention.py test_memory.py test_explain.py exchange/test_in_flight.py exchange/test_by_machine.py) \
 	layerwise_inference/test_inference_ranks.py layerwise_inference/test_inference_machines.py dgl/test_without_libdgl.py dgl/test_wheel.py \
 	dgl/shared_graphs dgl/test_import.py dgl/test_shared_memory.py dgl/nn/test_training.py \
