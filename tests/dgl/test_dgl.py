@@ -6,6 +6,7 @@ import copy
 import json
 import pickle
 import sys
+import warnings
 
 import dgl_mgpu  # noqa: F401  # isort: skip  # mends the import of dgl below
 
@@ -187,7 +188,19 @@ def test_neighbour_loading_with_workers(g, num_workers):
     assert torch.equal(torch.cat(seen).sort().values, torch.arange(NUM_NODES))
 
 
-@pytest.mark.filterwarnings("ignore:Dataloader CPU affinity")
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_cpu_affinity_is_advised_where_there_are_workers(g, num_workers):
+    """DGL advises it always, and raises when it is enabled without workers."""
+    loader = dgl.dataloading.DataLoader(
+        g, torch.arange(9), dgl.dataloading.NeighborSampler([3]), num_workers=num_workers
+    )
+    with warnings.catch_warnings(record=True) as given:
+        warnings.simplefilter("always")
+        assert len(list(loader)) == 9
+    is_advised = any("CPU affinity" in str(each.message) for each in given)
+    assert is_advised == (num_workers > 0)
+
+
 def test_the_other_samplers(g, tmp_path):
     loading = dgl.dataloading
     edges = loading.as_edge_prediction_sampler(

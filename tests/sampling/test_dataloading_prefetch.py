@@ -614,7 +614,6 @@ def test_a_loader_made_of_anothers_attributes_as_lightning_does_it(with_side_str
             "use_prefetch_thread use_alternate_streams pin_prefetcher batch_size collate_fn dataset"
         )
         again = DataLoader(**{name: getattr(loader, name) for name in names.split()})
-        again.cpu_affinity_enabled = True  # DGL forgets it, and looks at it for CPUs
         results.append([contents(batch) for batch in again])
     assert len(results[0]) == 8
     assert results[1:] == results[:1] * 2

@@ -122,7 +122,6 @@ def test_a_loader_that_is_made_of_anothers_parts():
         loader.graph, loader.indices, loader.graph_sampler, loader.device, batch_size=None,
         use_uva=True, collate_fn=loader.collate_fn, dataset=loader.dataset,
     )  # fmt: skip
-    again.cpu_affinity_enabled = True  # DGL forgets it
     assert again.graph is loader.graph
     assert sorted(torch.cat([batch[1] for batch in again]).tolist()) == list(range(90))
 

@@ -475,6 +475,9 @@ def init_loader(
         gpu_cache,
         **kwargs,
     )
+    if not self.num_workers:
+        # DGL's advice to enable CPU affinity is for workers: it raises for a loader without any.
+        self.cpu_affinity_enabled = True
     fork_workers(self)
     if is_shared:
         shared_graphs.share(self, graph, indices, batch_size)
