@@ -14,18 +14,19 @@ from collections.abc import Iterable
 _FEW = 3
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def nearest(name: str, known: Iterable[str], group: str = "") -> str:
     """Advice that names what was probably meant, in upper or lower case, or all that there is.
 
     That is what the name is a part of, where it is a part of few, or else the one most like it.
+    ``group`` stands before each of them in the advice.
     """
     by_lower = {each.lower(): each for each in sorted(known)}
     close = [each for each in by_lower if name.lower() in each]
     if not 0 < len(close) <= _FEW:
         close = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.6)
     if close:
-        return f"did you mean {' or '.join(repr(by_lower[each]) for each in close)}?"
-    return f"choose from {', '.join(by_lower.values())}"
+        return f"did you mean {' or '.join(repr(group + by_lower[each]) for each in close)}?"
+    return f"choose from {', '.join(group + each for each in by_lower.values())}"
 
 
 class DGLMGPUError(Exception):

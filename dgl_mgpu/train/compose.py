@@ -6,7 +6,7 @@ import contextlib
 import functools
 import itertools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -110,8 +110,20 @@ def check_overrides(arguments: list[str]) -> list[str]:
             # ++ sets keys whether they exist or not; the last one wins.
             renamed[override.input_line] = f"++{str(override.input_line).lstrip('+')}"
         elif key not in known and not key.startswith(("hydra.", "hydra/", *_OPEN)):
-            raise ConfigError(f"set {key}", "there is no such key", nearest(key, known))
+            raise ConfigError(f"set {key}", "there is no such key", _nearest_key(key, known))
     return [renamed.get(word, word) for word in arguments]
+
+
+def _nearest_key(key: str, known: Collection[str]) -> str:
+    """Advice for a key that is unknown: those of its name in other groups, or its own group's.
+
+    Names are compared without their group, which would make all of a group's keys alike.
+    """
+    group, _, name = key.rpartition(".")
+    if namesakes := [each for each in known if each.endswith(f".{name}")]:
+        return nearest(name, namesakes)
+    own = [each.removeprefix(f"{group}.") for each in known if each.startswith(f"{group}.")]
+    return nearest(name, own, f"{group}.") if own else nearest(key, known)
 
 
 def _check_lists(overrides: list[Any]) -> None:
