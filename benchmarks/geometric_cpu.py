@@ -53,8 +53,10 @@ SIDES = {
 GRAPHS = ("power-law", "communities")
 #: Seconds after which threads of the side before sleep.
 _PAUSE = 0.1
-#: Most that sides differ by, as a share: a batch's edges, its nodes, and the last epoch's losses.
-_SAME_EDGES, _SAME_NODES, _SAME_LOSS = 0.02, 0.15, 0.05
+#: Most that sides differ by, as a share.
+ALIKE = {"batch_nodes": 0.1, "batch_edges": 0.02, "last_loss": 0.05}
+#: Between a setting's loading and layout.
+SETTING = ", "
 
 
 def write_graph(file: Path, kind: str, options: argparse.Namespace) -> None:
@@ -126,37 +128,49 @@ def sweep(side: Side, what: str) -> dict[tuple[str, str], float]:
     return {each: side.ask(what, *each) for each in itertools.product(side.loadings, layouts)}
 
 
-def measure(sides: dict[str, Side], kind: str, options: argparse.Namespace) -> list[dict[str, Any]]:
+def measure(sides: dict[str, Side], kind: str, turns: int) -> list[dict[str, Any]]:
     """Figures of the loader alone and of whole steps, on one graph."""
     work = {name: side.ask("work") for name, side in sides.items()}
     losses = {name: side.ask("losses") for name, side in sides.items()}
-    require_alike(work, losses)
+    alike = {
+        "batch_nodes": {name: each["inputs"] for name, each in work.items()},
+        "batch_edges": {name: sum(each["edges"]) for name, each in work.items()},
+        "last_loss": {name: each[-1] for name, each in losses.items()},
+    }
+    require_alike(alike)
     figures = []
     for what in ("load", "step"):
         swept = {name: sweep(side, what) for name, side in sides.items()}
         best = {name: min(ms, key=ms.__getitem__) for name, ms in swept.items()}
-        turns: dict[str, list[float]] = {name: [] for name in sides}
-        for turn in range(-1, options.turns):
-            for name, side in sides.items():
-                ms = side.ask(what, *best[name])
-                if turn >= 0:  # the one before has started workers
-                    turns[name].append(ms)
-        settings = {name: ", ".join(each) for name, each in best.items()}
-        every = {
-            name: {", ".join(each): ms for each, ms in found.items()}
+        settings = {name: SETTING.join(each) for name, each in best.items()}
+        tried = {
+            name: {SETTING.join(each): ms for each, ms in found.items()}
             for name, found in swept.items()
         }
         figures.append(
             {
                 "case": f"{what}, {kind}",
-                **figure_of(turns),
+                **figure_of(take_turns(sides, what, best, turns)),
                 "setting": settings,
-                "swept_ms": every,
-                "a_batch": work,
+                **alike,
                 "losses": losses,
+                "swept_ms": tried,
             }
         )
     return figures
+
+
+def take_turns(
+    sides: Mapping[str, Side], what: str, settings: Mapping[str, tuple[str, str]], turns: int
+) -> dict[str, list[float]]:
+    """Milliseconds of each turn by side, after one that starts workers; the order rotates."""
+    names = list(sides)
+    found: dict[str, list[float]] = {name: [] for name in names}
+    for turn in range(1 + turns):
+        first = turn % len(names)
+        for name in (*names[first:], *names[:first]):
+            found[name].append(sides[name].ask(what, *settings[name]))
+    return {name: each[1:] for name, each in found.items()}
 
 
 def figure_of(turns: Mapping[str, Sequence[float]]) -> dict[str, Any]:
@@ -172,16 +186,11 @@ def figure_of(turns: Mapping[str, Sequence[float]]) -> dict[str, Any]:
     }
 
 
-def require_alike(work: Mapping[str, Any], losses: Mapping[str, Sequence[float]]) -> None:
+def require_alike(found: Mapping[str, Mapping[str, float]]) -> None:
     """Raise ValueError unless all sides do about as much work, and learn as much by it."""
-    sizes = {
-        "edges": ([sum(each["edges"]) for each in work.values()], _SAME_EDGES),
-        "nodes": ([each["inputs"] for each in work.values()], _SAME_NODES),
-        "losses": ([each[-1] for each in losses.values()], _SAME_LOSS),
-    }
-    for what, (values, share) in sizes.items():
-        if max(values) > (1 + share) * min(values):
-            raise ValueError(f"{what} of {', '.join(work)} are not alike: {values}")
+    for what, share in ALIKE.items():
+        if max(found[what].values()) > (1 + share) * min(found[what].values()):
+            raise ValueError(f"{what} is not alike, by more than {share:.0%}: {found[what]}")
 
 
 def main() -> None:
@@ -211,7 +220,7 @@ def main() -> None:
             graph = Path(folder) / "graph.pt"
             write_graph(graph, kind, options)
             sides = {name: stack.enter_context(Side(name, graph, options)) for name in SIDES}
-            found = measure(sides, kind, options)
+            found = measure(sides, kind, options.turns)
         for figure in found:
             cells = (
                 f"{name} {figure['ms'][name]:.1f} ms ({figure['setting'][name]})" for name in SIDES

@@ -11,13 +11,21 @@ import pytest
 import torch
 
 from benchmarks import geometric_cpu as program
-from benchmarks.geometric_cpu import GRAPHS, SIDES, Side, figure_of, require_alike, write_graph
+from benchmarks.geometric_cpu import (
+    ALIKE,
+    GRAPHS,
+    SIDES,
+    Side,
+    figure_of,
+    require_alike,
+    write_graph,
+)
 from benchmarks.peers import geometric
 from benchmarks.peers.geometric import why_no_loader
 
 needs_loader = pytest.mark.skipif(bool(why_no_loader()), reason=why_no_loader())
 OPTIONS = argparse.Namespace(
-    nodes=4000, edges=60_000, batch=64, batches=4, fanouts=[5, 3], workers=[0, 1], threads=[1]
+    nodes=4000, edges=60_000, batch=64, batches=4, fanouts=[5, 5], workers=[0, 1], threads=[1]
 )
 
 
@@ -62,7 +70,7 @@ def test_all_layouts_of_the_peer_learn_the_same(graph) -> None:
 def test_all_sides_are_timed_in_their_best_settings(tmp_path, monkeypatch, capsys) -> None:
     out = tmp_path / "found.json"
     words = (
-        "--nodes 4000 --edges 60000 --batch 64 --batches 4 --fanouts 5 3 --workers 0 1 "
+        "--nodes 4000 --edges 60000 --batch 64 --batches 4 --fanouts 5 5 --workers 0 1 "
         "--threads 1 --turns 2 --graphs communities"
     )
     monkeypatch.setattr(sys, "argv", ["program", *words.split(), "--out", str(out)])
@@ -70,7 +78,8 @@ def test_all_sides_are_timed_in_their_best_settings(tmp_path, monkeypatch, capsy
     load, step = json.loads(out.read_text())["figures"]
     assert (load["case"], step["case"]) == ("load, communities", "step, communities")
     for figure in (load, step):
-        assert set(figure["ms"]) == set(figure["a_batch"]) == set(figure["losses"]) == set(SIDES)
+        for each in ("ms", "losses", *ALIKE):
+            assert set(figure[each]) == set(SIDES)
         for name, swept in figure["swept_ms"].items():
             assert swept[figure["setting"][name]] == min(swept.values())
             assert len(figure["turns"][name]) == 2
@@ -85,22 +94,13 @@ def test_turns_are_compared_one_by_one() -> None:
     assert found["peer_over"] == {"binary": 2.0, "without": 4.0}
 
 
-@pytest.mark.parametrize("what", ["edges", "nodes", "losses"])
+@pytest.mark.parametrize("what", ALIKE)
 def test_sides_that_do_other_work_are_refused(what) -> None:
-    work = {
-        "binary": {"inputs": 100.0, "edges": [90.0, 10.0]},
-        "peer": {"inputs": 95.0, "edges": [90.0, 9.0]},
-    }
-    losses = {"binary": [3.0, 2.0], "peer": [4.0, 1.95]}
-    require_alike(work, losses)
-    if what == "edges":
-        work["peer"]["edges"][0] = 80.0
-    elif what == "nodes":
-        work["peer"]["inputs"] = 80.0
-    else:
-        losses["peer"][-1] = 1.8
-    with pytest.raises(ValueError, match=f"{what} of binary, peer are not alike"):
-        require_alike(work, losses)
+    found = {each: {"binary": 100.0, "without": 99.5, "peer": 99.0} for each in ALIKE}
+    require_alike(found)
+    found[what]["peer"] = 85.0
+    with pytest.raises(ValueError, match=f"{what} is not alike"):
+        require_alike(found)
 
 
 def test_without_the_peer_it_ends_and_says_why(monkeypatch) -> None:
