@@ -13,7 +13,7 @@ from typing import Any
 
 _PACKAGES = (
     *("torch", "dgl", "numpy", "numba", "cupy-cuda13x"),
-    *("pylibwholegraph-cu13", "torch-geometric"),
+    *("pylibwholegraph-cu13", "torch-geometric", "pyg-lib"),
 )
 
 

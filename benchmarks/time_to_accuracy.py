@@ -88,25 +88,28 @@ def write_graph(file: Path, options: argparse.Namespace) -> None:
     """What the script reads: a graph, its features and labels, and nodes to train on and to try."""
     device, source = this_device(), PlantedPartition(options.nodes, options.edges, inside=0.7)
     indptr, indices = source.csc(device, torch.int32)
+    label = source.community(torch.arange(options.nodes, device=device)) % CLASSES
+    content = {"indptr": indptr.int(), "indices": indices, **labelled(label, options.train)}
+    torch.save({name: tensor.cpu() for name, tensor in content.items()}, file)
+
+
+def labelled(label: torch.Tensor, num_train: int) -> dict[str, torch.Tensor]:
+    """Features of nodes of these classes, their labels, and nodes to train on and to try."""
+    nodes, device = len(label), label.device
     draw = torch.Generator(device).manual_seed(1)
-    nodes = torch.arange(options.nodes, device=device)
-    label = source.community(nodes) % CLASSES
     centroids = torch.randn(CLASSES, FEATURES, generator=draw, device=device)
     centroids *= SIGNAL / centroids.norm(dim=1, keepdim=True)
-    feat = torch.randn(options.nodes, FEATURES, generator=draw, device=device) + centroids[label]
+    feat = torch.randn(nodes, FEATURES, generator=draw, device=device) + centroids[label]
     others = torch.randint(CLASSES, label.shape, generator=draw, device=device)
-    is_drawn = torch.rand(options.nodes, generator=draw, device=device) < DRAWN
-    order = torch.randperm(options.nodes, generator=draw, device=device)
-    valid, train = order[: min(VALID, options.nodes // 4)], order[options.nodes // 4 :]
-    content = {
-        "indptr": indptr.int(),
-        "indices": indices,
+    is_drawn = torch.rand(nodes, generator=draw, device=device) < DRAWN
+    order = torch.randperm(nodes, generator=draw, device=device)
+    valid, train = order[: min(VALID, nodes // 4)], order[nodes // 4 :]
+    return {
         "feat": feat,
         "label": torch.where(is_drawn, others, label),
-        "train": train[: options.train].int(),
+        "train": train[:num_train].int(),
         "valid": valid.int(),
     }
-    torch.save({name: tensor.cpu() for name, tensor in content.items()}, file)
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,7 @@ from benchmarks.fullgraph import column
 from benchmarks.gpu import this_device
 from benchmarks.graphs import graph_of, graph_options
 from benchmarks.machine import keep
+from benchmarks.peers.geometric import LAYOUTS, Geometric, Hop, Layout, edge_list, sage_conv
 from benchmarks.peers.wholegraph import WholeGraph, connect, hops
 from benchmarks.sampling_gpu import Checker
 from benchmarks.unmodified_gpu import WARM_UP, WINDOW, require_same_losses, train
@@ -58,26 +59,6 @@ _SAME_WORK = 0.05
 _TOLERANCE = 1e-3
 
 
-class Hop(NamedTuple):
-    """A layer's edges as the peer samples them, int32 and by destination.
-
-    Attributes
-    ----------
-    edges : Tensor, shape (2, E)
-        Sources and destinations, numbered among the layer's sources.
-    offsets : Tensor, shape (num_targets + 1,)
-    sources : Tensor, shape (E,)
-        As in ``edges``.
-    num_sources, num_targets : int
-    """
-
-    edges: torch.Tensor
-    offsets: torch.Tensor
-    sources: torch.Tensor
-    num_sources: int
-    num_targets: int
-
-
 class Batch(NamedTuple):
     """A mini-batch of the peer, the layer nearest the input first; ``sizes`` of destinations."""
 
@@ -90,63 +71,6 @@ class Batch(NamedTuple):
 Make = Callable[[torch.Tensor], Batch]
 
 
-class Layout(NamedTuple):
-    """What a layer's edges are to torch-geometric, and the layer that takes them."""
-
-    edges: Callable[[Hop], torch.Tensor]
-    layer: Callable[[int, int], torch.nn.Module]
-    is_compiled: bool = False
-
-
-def edge_list(hop: Hop) -> torch.Tensor:
-    """What torch-geometric gathers by and sums with atomics, which want int64."""
-    return hop.edges.long()
-
-
-def csr(hop: Hop) -> torch.Tensor:
-    """What it multiplies by with cuSPARSE, destinations by sources."""
-    return torch.sparse_csr_tensor(
-        hop.offsets,
-        hop.sources,
-        torch.ones(len(hop.sources), device=hop.sources.device),
-        size=(hop.num_targets, hop.num_sources),
-        check_invariants=False,
-    )
-
-
-def sage_conv(given: int, made: int) -> torch.nn.Module:
-    """The layer that its users take."""
-    from torch_geometric.nn import SAGEConv
-
-    return SAGEConv(given, made, aggr="mean")
-
-
-class Product(torch.nn.Module):
-    """What SAGEConv computes, of torch-geometric's product with a CSR matrix alone: SAGEConv makes
-    a list of edges of the matrix, too, for which the host waits, and does not use it."""
-
-    def __init__(self, given: int, made: int) -> None:
-        from torch_geometric.utils import spmm
-
-        super().__init__()
-        self.lin_l = torch.nn.Linear(given, made)
-        self.lin_r = torch.nn.Linear(given, made, bias=False)
-        self._spmm = spmm
-
-    def forward(self, rows: tuple[torch.Tensor, torch.Tensor], edges: torch.Tensor) -> torch.Tensor:
-        """Of sources' and destinations' rows, the latter's."""
-        sources, targets = rows
-        return self.lin_l(self._spmm(edges, sources, "mean")) + self.lin_r(targets)
-
-
-#: Which is the fastest depends on the sizes, so all are tried.  They need no packages that are
-#: compiled (torch-sparse, pyg-lib).  Not here is its EdgeIndex: SAGEConv takes it for a list of
-#: edges, and its own product's gradient fails where sources are more than destinations (2.8.1).
-LAYOUTS = {
-    "edge list": Layout(edge_list, sage_conv),
-    "CSR": Layout(csr, sage_conv),
-    "CSR product": Layout(csr, Product),
-}
 #: Takes a C compiler, and a minute for each setting.
 COMPILED = {"edge list, compiled": Layout(edge_list, sage_conv, is_compiled=True)}
 
@@ -201,30 +125,12 @@ SCHEDULES = {
 }
 
 
-class Geometric(torch.nn.Module):
-    """GraphSAGE of torch-geometric's layers, which take the mean of neighbours."""
-
-    def __init__(self, layout: Layout, depth: int) -> None:
-        super().__init__()
-        self.layers = torch.nn.ModuleList(itertools.starmap(layout.layer, widths(depth)))
-
-    def forward(
-        self, rows: torch.Tensor, edges: Sequence[torch.Tensor], sizes: Sequence[int]
-    ) -> torch.Tensor:
-        """Scores of the seeds."""
-        for layer, some, size in zip(self.layers, edges, sizes, strict=True):
-            rows = layer((rows, rows[:size]), some)
-            if layer is not self.layers[-1]:
-                rows = F.relu(rows)
-        return rows
-
-
 class PeersTraining:
     """The peer's model and optimizer, on edges of one layout."""
 
     def __init__(self, layout: Layout, depth: int) -> None:
         self.layout = layout
-        self.model = Geometric(layout, depth).to(this_device())
+        self.model = Geometric(layout.layer, widths(depth)).to(this_device())
         self._optimizer = torch.optim.Adam(self.model.parameters(), 3e-3, fused=True)
         # Sizes differ from batch to batch.
         self._called = torch.compile(self.model, dynamic=True) if layout.is_compiled else self.model

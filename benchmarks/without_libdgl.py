@@ -39,7 +39,7 @@ def main() -> None:
     figures = []
     with ExitStack() as stack:
         sides = {side: stack.enter_context(_start(side, options)) for side in SIDES}
-        names, _ = (_answer(process) for process in sides.values())
+        names, _ = (answer(process) for process in sides.values())
         for case in names:
             if options.only not in case:
                 continue
@@ -74,11 +74,11 @@ def _time(process: subprocess.Popen[str], case: str) -> list[float]:
     assert process.stdin is not None
     process.stdin.write(case + "\n")
     process.stdin.flush()
-    times: list[float] = _answer(process)
+    times: list[float] = answer(process)
     return times
 
 
-def _answer(process: subprocess.Popen[str]) -> Any:
+def answer(process: subprocess.Popen[str]) -> Any:
     """What a process prints next."""
     assert process.stdout is not None
     line = process.stdout.readline()

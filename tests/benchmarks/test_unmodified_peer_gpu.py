@@ -13,7 +13,7 @@ import torch
 
 from benchmarks import unmodified_peer_gpu as program
 from benchmarks.gpu import PowerLaw
-from benchmarks.unmodified_peer_gpu import LAYOUTS, Hop, Layout, csr, edge_list, sage_conv
+from benchmarks.peers.geometric import LAYOUTS, Hop, Layout, csr, edge_list, sage_conv
 from tests.benchmarks.fake_wholegraph import Structure, fake_peer
 
 HAS_GEOMETRIC = importlib.util.find_spec("torch_geometric") is not None
