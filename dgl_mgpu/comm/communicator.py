@@ -59,6 +59,8 @@ class Communicator:
         self._own_gpus: dict[torch.device, bool] = {}
         self.rank = 0 if group is None else dist.get_rank(group)
         self.size = 1 if group is None else dist.get_world_size(group)
+        #: Numbers in the job, by which errors name ranks.
+        self._numbers = [0] if group is None else dist.get_process_group_ranks(group)
         if group is not None:
             self._group = SignedGroup(group)
             self._exchange(SignedGroup.agree)
@@ -189,7 +191,7 @@ class Communicator:
         if failure is not None:
             raise failure
         if outcome[1]:
-            raise rank_failed(action, 0, outcome[1])
+            raise self.failed(action, 0, outcome[1])
         return outcome[0]
 
     def send(self, source: int, rows: torch.Tensor) -> None:
@@ -219,8 +221,12 @@ class Communicator:
             raise
         for rank, reason in enumerate(self.all_gather("")):
             if reason:
-                raise rank_failed(action, rank, reason)
+                raise self.failed(action, rank, reason)
         return result
+
+    def failed(self, action: str, rank: int, reason: str) -> RankFailedError:
+        """What others raise when a rank, by its number in this group, has failed."""
+        return rank_failed(action, self._numbers[rank], reason)
 
     @contextlib.contextmanager
     def told_of_errors(self) -> Iterator[None]:
@@ -236,7 +242,7 @@ class Communicator:
             yield
         except DGLMGPUError:
             raise
-        except Exception as error:
+        except BaseException as error:  # Ctrl-C, too, which another rank need not get
             self._leave(error_text(error))
             raise
 
@@ -246,7 +252,7 @@ class Communicator:
             _failure = reason
             with contextlib.suppress(RuntimeError):  # of a store that is gone
                 self._group.say_why(reason)
-            self._close(rank_failed(_ACTION, self.rank, reason))
+            self._close(self.failed(_ACTION, self.rank, reason))
 
     def _close(self, lost: Exception) -> None:
         """Close this rank's connections, which the last reference to the group does."""
@@ -275,7 +281,7 @@ class Communicator:
                 lost: Exception = _without_frames(error, handled)  # which hold the group
             with contextlib.suppress(RuntimeError):
                 if why := self._group.why():
-                    lost = rank_failed(_ACTION, *why)
+                    lost = self.failed(_ACTION, *why)
             # Only the neighbours of a rank that is gone see its connection close.  They close
             # theirs, so that no rank waits for ever.
             self._close(lost)
@@ -464,13 +470,13 @@ class _Sent:
 
 
 def rank_failed(action: str, rank: int, reason: str) -> RankFailedError:
-    """What the other ranks raise when one failed."""
+    """What the other ranks raise when one failed, by its number in the job."""
     return RankFailedError(
         action, f"rank {rank} failed with {reason}", f"fix the cause on rank {rank}"
     )
 
 
-def error_text(error: Exception) -> str:
+def error_text(error: BaseException) -> str:
     """An error as it is sent to the other ranks."""
     return f"{type(error).__name__}: {error}"
 

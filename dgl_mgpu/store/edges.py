@@ -196,8 +196,9 @@ class EdgeQueries:
         RankFailedError
             If another rank failed.
         """
-        structure = self._structure
-        view, own = structure.views()[etype], structure.own_nodes(etype[2])
+        structure, what = self._structure, f"count {way}-degrees of {etype}"
+        with structure.told(what):
+            view, own = structure.views()[etype], structure.own_nodes(etype[2])
         size = view.num_cols if way == "out" else view.num_rows
         counts = torch.zeros(size, dtype=structure.idtype, device=structure.device)
         if way == "in":
@@ -208,7 +209,9 @@ class EdgeQueries:
                 ids = torch.arange(low, min(low + step, own.stop), device=structure.device)
                 sources = all_edges(view, ids).neighbors
                 counts += torch.bincount(sources, minlength=size).to(counts.dtype)
-        return counts if structure.others is None else structure.others.sum_over_machines(counts)
+        if structure.others is None:
+            return counts
+        return structure.others.sum_over_machines(what, counts)
 
     def has_edges_between(
         self,

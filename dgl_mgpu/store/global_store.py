@@ -552,7 +552,7 @@ class GlobalStore:
         """
         with self.graph._structure.told(f"gather rows of '{key}'"):
             storage = self.graph._features.get_node_storage(key, ntype)
-        ids = torch.as_tensor(ids)
+            ids = torch.as_tensor(ids)
         return storage.fetch(ids, ids.device, dtype=dtype)
 
 

@@ -20,7 +20,7 @@ import torch
 
 from dgl_mgpu.comm.communicator import Communicator
 from dgl_mgpu.comm.messages import to_device
-from dgl_mgpu.errors import UnsupportedByStoreError
+from dgl_mgpu.errors import InvalidInputError, UnsupportedByStoreError
 from dgl_mgpu.ops import (
     EtypeBlock,
     GraphView,
@@ -95,7 +95,7 @@ def _told_of_errors(method: Callable[P, T]) -> Callable[P, T]:
     @functools.wraps(method)
     def told(*arguments: P.args, **options: P.kwargs) -> T:
         others: Any = arguments[0]
-        with others._machines.told_of_errors():
+        with others.told_of_errors():
             return method(*arguments, **options)
 
     return told
@@ -160,8 +160,10 @@ class OtherMachines:
         """
         what, owned, owners = f"gather {name}", self._owned[ntype], self._rounds.owners[ntype]
         with self._rounds.told(what):
-            ids = check_ids(ids, what, self._device)
-            raise_at_id_outside(ids, int(owners.bounds[-1]), what)
+            ids = checked_ids_of_owners(what, rows, ids, owned, int(owners.bounds[-1]))
+            ids = ids.to(self._device)
+        # Machines are to send what others have room for.
+        what += f", of shape {tuple(rows.shape[1:])} and {rows.dtype}"
         machine = torch.searchsorted(owners.bounds[1:-1], ids.long(), right=True)
         order = machine.argsort(stable=True)
         counts = machine.bincount(minlength=self._machines.size).tolist()
@@ -178,15 +180,28 @@ class OtherMachines:
         """Have all ranks told of an error before this one asks others for anything."""
         return self._rounds.told(what)
 
+    def told_of_errors(self) -> AbstractContextManager[None]:
+        """Have others end what they wait for if this rank fails alone, between collectives."""
+        return self._machines.told_of_errors()
+
+    @_told_of_errors
+    def agree(self, what: str) -> None:
+        """Have all raise unless all are to do the same, in other ways than by asking; collective."""
+        self._rounds.agree(what)
+
+    @_told_of_errors
     def run_all(self, what: str, step: Callable[[], T]) -> T:
         """Run ``step`` on all ranks, or have all raise where one does; collective."""
-        self._rounds.settle()
-        return self._machines.run_all(what, step)
+        with self._rounds.told(what):
+            result = step()
+        self._rounds.agree(what)
+        return result
 
-    def sum_over_machines(self, numbers: torch.Tensor) -> torch.Tensor:
+    @_told_of_errors
+    def sum_over_machines(self, what: str, numbers: torch.Tensor) -> torch.Tensor:
         """The sum of the machines' tensors of integers, on the store's device; collective."""
-        self._rounds.settle()
-        (every,) = self._machines.all_gather_cat("add up numbers of machines", [numbers[None]])
+        self._rounds.agree(what)
+        (every,) = self._machines.all_gather_cat(what, [numbers[None]])
         return every.sum(0, dtype=numbers.dtype)
 
     @_told_of_errors
@@ -369,7 +384,7 @@ class OtherMachines:
 
         def launch() -> None:
             nonlocal finish
-            with self._machines.told_of_errors():
+            with self.told_of_errors():
                 asked = first.result()
                 # Samples take room for as many ids as messages have.
                 num_seeds = max(asked.data.shape[1], *map(sum, asked.sent_by_all(1)))
@@ -385,7 +400,7 @@ class OtherMachines:
             if finish is None:
                 first.result()  # raises if it failed
                 return one_by_one()
-            with self._machines.told_of_errors():
+            with self.told_of_errors():
                 sampled = finish()
             if sampled is not None:
                 return blocks(etype, sampled)
@@ -472,6 +487,25 @@ class OtherMachines:
                 sample_neighbors(view, some, 1, SampleKey(0), weights=weights)
 
         self.run_all("check sampling weights", check)
+
+
+def checked_ids_of_owners(
+    action: str, rows: torch.Tensor, ids: torch.Tensor, owned: range, num_nodes: int
+) -> torch.Tensor:
+    """The ids of nodes; or InvalidInputError if they are none, or ``rows`` not those of the
+    ``owned`` nodes."""
+    if not isinstance(rows, torch.Tensor) or not rows.dim() or len(rows) != len(owned):
+        found = f"of type {type(rows).__name__}"
+        if isinstance(rows, torch.Tensor):
+            found = f"of shape {tuple(rows.shape)}"
+        raise InvalidInputError(
+            action,
+            f"the rows are {found}, and this machine owns {len(owned):,} nodes",
+            "pass a tensor with a row for each of own_nodes()",
+        )
+    ids = check_ids(ids, action)
+    raise_at_id_outside(ids, num_nodes, action)
+    return ids
 
 
 def _all_of(rows: torch.Tensor, like: RowView) -> RowView:
