@@ -10,6 +10,8 @@ rank that cannot ask says so in its place.
 from __future__ import annotations
 
 import functools
+import os
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -58,6 +60,10 @@ _CHECKED = 1 << 20
 _PREPARED = 4
 #: Tables that machines ask each other for at a time, at least.
 _TABLES = 4
+_CLOSED = (
+    "StoreClosedError: it has closed the store, which all ranks are to close when none reads it "
+    "any more"
+)
 
 
 class GatheredRows(NamedTuple):
@@ -89,6 +95,11 @@ class TableRead(NamedTuple):
     out: torch.Tensor | None = None
 
 
+def _part_from(machines: Communicator, process: int, reason: str = _CLOSED) -> None:
+    if os.getpid() == process:  # a fork has no connections
+        machines.close(reason)
+
+
 def _told_of_errors(method: Callable[P, T]) -> Callable[P, T]:
     """A collective method, of whose errors others are told, so that they do not wait for it."""
 
@@ -104,8 +115,9 @@ def _told_of_errors(method: Callable[P, T]) -> Callable[P, T]:
 class OtherMachines:
     """The machines that have a store together, as one rank of one of them reads the others.
 
-    ``machines`` are the ranks at this one's place of each, and ``bounds`` the first node of each
-    machine, by node type (:mod:`dgl_mgpu.store.span`).  ``largest`` is the most that an id of a
+    ``machines`` are the ranks at this one's place of each, over connections that go with the
+    store, and ``bounds`` the first node of each machine, by node type
+    (:mod:`dgl_mgpu.store.span`).  ``largest`` is the most that an id of a
     node or edge can be, and ``max_types`` how many types of edges are sampled together.
     """
 
@@ -117,7 +129,7 @@ class OtherMachines:
         max_types: int,
         device: torch.device,
     ) -> None:
-        self._machines, self._device = machines, device
+        self.machines, self._device = machines, device
         #: Of edges, or tables, that machines ask each other for at a time.
         self._most_types = max(max_types, _TABLES)
         # Of ids as they are sent.
@@ -134,6 +146,14 @@ class OtherMachines:
         #: Prepared by what is sampled, number of seeds and stream, the one used last behind others.
         self._hops: dict[tuple[str, int, int], HopsOverMachines] = {}
         self._received = ReceivedRows()
+        self._process = os.getpid()
+        self._finalizer = weakref.finalize(self, _part_from, machines, self._process)
+        self._finalizer.atexit = False  # connections go with the process
+
+    def close(self, reason: str = _CLOSED) -> None:
+        """Part from the others, which raise that where they ask this rank for anything more."""
+        if self._finalizer.detach():
+            _part_from(self.machines, self._process, reason)
 
     def __reduce__(self) -> NoReturn:
         raise UnsupportedByStoreError(
@@ -166,12 +186,12 @@ class OtherMachines:
         what += f", of shape {tuple(rows.shape[1:])} and {rows.dtype}"
         machine = torch.searchsorted(owners.bounds[1:-1], ids.long(), right=True)
         order = machine.argsort(stable=True)
-        counts = machine.bincount(minlength=self._machines.size).tolist()
+        counts = machine.bincount(minlength=self.machines.size).tolist()
         vectors = Vectors(ids[order].to(self._rounds.dtype), counts)
         asked = self._rounds.ask_vectors(what, vectors)
         places = asked.joined().to(rows.device, torch.int64) - owned.start
         answer = rows.index_select(0, places).to(self._device)
-        received = self._machines.all_to_all(answer, asked.received().lengths, counts)
+        received = self.machines.all_to_all(answer, asked.received().lengths, counts)
         found = torch.empty_like(received)
         found[order] = received
         return found
@@ -182,11 +202,11 @@ class OtherMachines:
 
     def told_of_errors(self) -> AbstractContextManager[None]:
         """Have others end what they wait for if this rank fails alone, between collectives."""
-        return self._machines.told_of_errors()
+        return self.machines.told_of_errors()
 
     @_told_of_errors
     def agree(self, what: str) -> None:
-        """Have all raise unless all are to do the same, in other ways than by asking; collective."""
+        """Have all raise unless all ranks are to do the same together; collective."""
         self._rounds.agree(what)
 
     @_told_of_errors
@@ -201,7 +221,7 @@ class OtherMachines:
     def sum_over_machines(self, what: str, numbers: torch.Tensor) -> torch.Tensor:
         """The sum of the machines' tensors of integers, on the store's device; collective."""
         self._rounds.agree(what)
-        (every,) = self._machines.all_gather_cat(what, [numbers[None]])
+        (every,) = self.machines.all_gather_cat(what, [numbers[None]])
         return every.sum(0, dtype=numbers.dtype)
 
     @_told_of_errors
@@ -242,7 +262,7 @@ class OtherMachines:
 
     def _exchanged(self, reads: Sequence[TableRead], asked: Asked) -> list[GatheredRows]:
         """The rows of tables that machines have asked each other for, which all send at once."""
-        views, rank = [read.view for read in reads], self._machines.rank
+        views, rank = [read.view for read in reads], self.machines.rank
         answers, sending = [], []
         for number, view in enumerate(views):
             ids, counts = asked.of_others(number)
@@ -252,7 +272,7 @@ class OtherMachines:
         receiving = [spans.lengths for spans in sent]
         for counts in receiving:
             counts[rank] = 0
-        received = self._machines.all_to_all(
+        received = self.machines.all_to_all(
             by_machine(answers, sending), num_bytes(sending, views), num_bytes(receiving, views)
         )
         # Kernels cannot read what is on disk: such rows are read before.
@@ -338,7 +358,7 @@ class OtherMachines:
                 return edges, Samples(asked, edges)
 
             edges, answers = self._rounds.answer(what, answer, num_starts(asked), 2)
-            mine = [of_type[self._machines.rank] for of_type in edges]
+            mine = [of_type[self.machines.rank] for of_type in edges]
             found = joined(asked, answers, mine, none)
         else:
             found = [edges for (edges,) in sample([key], [[of_type] for of_type in ids])]
@@ -446,7 +466,7 @@ class OtherMachines:
         bounds = self._rounds.owners[ntype].bounds
         owners = torch.searchsorted(bounds[1:-1], nodes[there], right=True)
         there = there[owners.argsort(stable=True)]
-        counts = owners.bincount(minlength=self._machines.size).tolist()
+        counts = owners.bincount(minlength=self.machines.size).tolist()
         # A draw has 64 bits, which are two elements where ids have 32.
         dtype = self._rounds.dtype
         picks = draws[there][:, None].view(dtype)

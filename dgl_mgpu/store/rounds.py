@@ -233,9 +233,9 @@ class Rounds:
             raise
 
     def agree(self, what: str) -> None:
-        """Have all raise unless all ranks are to do the same, in other ways than rounds; collective.
+        """Have all raise unless all ranks are to do the same together; collective.
 
-        To be called first: who waits for another collective is told nothing of a round.
+        It comes before what is done in other ways than rounds, whose heads tell ranks apart.
         """
         nothing = torch.empty(0, dtype=self.dtype, device=self._device)
         self.ask_vectors(what, Vectors(nothing, [0] * self.machines.size))

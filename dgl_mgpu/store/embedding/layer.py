@@ -121,6 +121,8 @@ class StoreEmbedding(nn.Module):
         InvalidInputError, IdOutOfRangeError, StoreClosedError, RankFailedError
             As :func:`dgl_mgpu.store.row_updates.write_rows`.
         """
+        with self._storage._changed_together("write rows of"):
+            pass
         write_rows(self._rows, ids, rows, Communicator.of_all_machines())
 
     def zero_grad(self, set_to_none: bool = True) -> None:
