@@ -19,14 +19,14 @@ from dgl_mgpu.errors import InvalidInputError, RankFailedError, UnsupportedBySto
 from dgl_mgpu.graph.host.files import map_tensors
 from dgl_mgpu.store.part_exchange import PartRows
 from tests.ranks import RankProcesses, on_gpus_too, on_machines
-from tests.store.test_part_writer import _homogeneous, _of_types, _read_by_dgl
-from tests.store.test_span import (
+from tests.store.span_graphs import (
     NODES,
-    _assert_same_batches,
-    _equal,
+    assert_same_batches,
+    equal,
     of_two_types,
     power_law,
 )
+from tests.store.test_part_writer import _homogeneous, _of_types, _read_by_dgl
 
 FANOUTS = [4, 3]
 
@@ -93,12 +93,12 @@ def _as_one_machine(path: str, g: dgl.DGLGraph, ratio: float | str) -> None:
             eids = torch.arange(rank, g.num_edges(etype), 2)
             of_edges = store.graph.edges[etype].data
             for name, rows in g.edges[etype].data.items():
-                assert _equal(of_edges[name][eids.to(store.device)], rows[eids])
+                assert equal(of_edges[name][eids.to(store.device)], rows[eids])
         for ntype in g.ntypes:
             assert store.graph.num_nodes(ntype) == g.num_nodes(ntype)
             ids = torch.arange(rank, g.num_nodes(ntype), 2)
             for name, rows in g.nodes[ntype].data.items():
-                assert _equal(store.gather(name, ids.to(store.device), ntype), rows[ids])
+                assert equal(store.gather(name, ids.to(store.device), ntype), rows[ids])
         draw = torch.Generator().manual_seed(rank)
         seeds: Any = {
             ntype: torch.randperm(g.num_nodes(ntype), generator=draw)[:25] for ntype in g.ntypes
@@ -106,9 +106,9 @@ def _as_one_machine(path: str, g: dgl.DGLGraph, ratio: float | str) -> None:
         if len(g.ntypes) == 1:
             (seeds,) = seeds.values()
         for fanouts in FANOUTS, [-1]:
-            _assert_same_batches(g, store, NeighborSampler(fanouts), seeds)
+            assert_same_batches(g, store, NeighborSampler(fanouts), seeds)
         if all("weight" in g.edges[etype].data for etype in g.canonical_etypes):
-            _assert_same_batches(g, store, NeighborSampler(FANOUTS, prob="weight"), seeds)
+            assert_same_batches(g, store, NeighborSampler(FANOUTS, prob="weight"), seeds)
 
 
 @on_gpus_too
