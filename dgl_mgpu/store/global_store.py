@@ -552,6 +552,8 @@ class GlobalStore:
             Of ids on a GPU by a later call, as :func:`dgl_mgpu.ops.gather_rows` says.
         StoreClosedError
             If the store was closed.
+        RankFailedError
+            Of a store over machines, if another rank failed or has closed it.
 
         Examples
         --------

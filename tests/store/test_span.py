@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 import dgl
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -278,3 +279,120 @@ def _degrees() -> None:
 @on_gpus_too
 def test_degrees_are_those_of_the_whole_graph(ranks: RankProcesses) -> None:
     ranks.run(on_machines, "abc", _degrees)
+
+
+def _odd_ends() -> dgl.DGLGraph:
+    """With nodes without edges, edges from nodes to themselves, and edges that are there twice."""
+    draw = torch.Generator().manual_seed(3)
+    sources, targets = torch.randint(30, (2, 90), generator=draw)
+    loops = torch.arange(0, 30, 3)
+    g = dgl.graph(
+        (torch.cat([sources, sources[:40], loops]), torch.cat([targets, targets[:40], loops])),
+        num_nodes=50,
+    )
+    g.ndata["feat"] = torch.randn(50, 3, generator=draw)
+    return g
+
+
+def _few_nodes() -> dgl.DGLGraph:
+    """Fewer than there are machines, of which some own none."""
+    g = dgl.graph((torch.tensor([0, 1, 1]), torch.tensor([1, 1, 1])))
+    g.ndata["feat"] = torch.randn(2, 3, generator=torch.Generator().manual_seed(0))
+    return g
+
+
+def _edges_of_one_machine() -> dgl.DGLGraph:
+    """All in-edges are those of two nodes."""
+    g = dgl.graph((torch.arange(60) % 20, torch.arange(60) % 2), num_nodes=300)
+    g.ndata["feat"] = torch.arange(600.0).view(300, 2)
+    return g
+
+
+def _odd_as_one_machine(ratio: float, idtype: torch.dtype) -> None:
+    rank = dist.get_rank()
+    for make in _odd_ends, _few_nodes, _edges_of_one_machine:
+        g = make().astype(idtype)
+        count = g.num_nodes()
+        seeds = torch.arange(count, dtype=idtype).roll(rank)[: max(count - rank, 1)][-30:]
+        with GlobalStore.from_dgl(g, seed=5, span="job", replica_ratio=ratio) as store:
+            for fanouts in [3, 2], [-1, -1], [0, 3], [3, 0]:
+                sampler = NeighborSampler(fanouts, prefetch_node_feats=["feat"])
+                assert_same_batches(g, store, sampler, seeds)
+            assert equal(store.graph.in_degrees(), g.in_degrees().to(idtype))
+            # No seeds, or no layers.
+            for none, fanouts in (seeds[:0], [2, 2]), (seeds, []):
+                inputs, _, blocks = store.graph.sample_blocks(none, fanouts)
+                assert equal(inputs, none) and len(blocks) == len(fanouts)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "idtype"), [(0.0, torch.int32), (0.3, torch.int64), (1.0, torch.int32)]
+)
+def test_odd_graphs_are_as_on_one_machine(
+    ranks: RankProcesses, ratio: float, idtype: torch.dtype
+) -> None:
+    ranks.run(on_machines, "abc", _odd_as_one_machine, ratio, idtype)
+
+
+def _small_types() -> None:
+    """A type of one node, one of none, and edge types without edges."""
+    draw, none = torch.Generator().manual_seed(3), torch.empty(0, dtype=torch.int64)
+    g = dgl.heterograph(
+        {
+            ("user", "buys", "item"): (torch.randint(40, (80,), generator=draw), [0] * 80),
+            ("item", "bought", "user"): ([0] * 30, torch.randint(40, (30,), generator=draw)),
+            ("user", "follows", "user"): (none, none),
+            ("user", "reads", "page"): (none, none),
+        },
+        {"user": 40, "item": 1, "page": 0},
+    )
+    for ntype in g.ntypes:
+        g.nodes[ntype].data["feat"] = torch.randn(g.num_nodes(ntype), 2, generator=draw)
+    with GlobalStore.from_dgl(g, seed=5, span="job", replica_ratio=0) as store:
+        seeds = {"user": torch.arange(5), "item": torch.arange(1)}
+        features = {ntype: ["feat"] for ntype in g.ntypes}
+        for fanouts in [3, 2], [-1]:
+            sampler = NeighborSampler(fanouts, prefetch_node_feats=features)
+            assert_same_batches(g, store, sampler, seeds)
+        for etype in g.canonical_etypes:
+            assert equal(store.graph.in_degrees(etype=etype), g.in_degrees(etype=etype))
+        for ntype in g.ntypes:
+            rows = store.gather("feat", torch.arange(g.num_nodes(ntype)), ntype)
+            assert equal(rows, g.nodes[ntype].data["feat"])
+        # A rank has seeds of one type alone, or none at all.
+        own = seeds | {"page": none}
+        found = {ntype: own[ntype] for ntype in g.ntypes[: dist.get_rank()]}
+        assert store.graph.sample_blocks(found, [2, 2])[2][1].num_dst_nodes() == sum(
+            map(len, found.values())
+        )
+
+
+def test_small_types_are_as_on_one_machine(ranks: RankProcesses) -> None:
+    ranks.run(on_machines, "abc", _small_types)
+
+
+def _shuffled() -> None:
+    g, every = power_law(), []
+    for options in {"span": "machine", "device": "cpu"}, {"span": "job", "replica_ratio": 0.1}:
+        with GlobalStore.from_dgl(g, seed=3, **options) as store:
+            sampler = NeighborSampler([3, 3], prefetch_node_feats=["feat"])
+            seeds = torch.arange(100, device=store.device)
+            loader = dgl.dataloading.DataLoader(
+                store.graph, seeds, sampler, batch_size=16, shuffle=True, device=store.device
+            )
+            np.random.seed(7 + dist.get_rank())  # by which DGL shuffles
+            every.append(
+                [
+                    (inputs, outputs, blocks[0].edata[dgl.EID], blocks[0].srcdata["feat"])
+                    for _ in range(2)
+                    for inputs, outputs, blocks in loader
+                ]
+            )
+    for batch, other in zip(*every, strict=True):
+        assert all(map(equal, batch, other))
+    assert not equal(every[0][0][1], every[0][7][1])  # another order in the second pass
+
+
+@on_gpus_too
+def test_shuffled_batches_are_as_on_one_machine(ranks: RankProcesses) -> None:
+    ranks.run(on_machines, "abc", _shuffled)
