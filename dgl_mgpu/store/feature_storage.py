@@ -229,7 +229,7 @@ class TableStorage(FeatureStorage):
         IdOutOfRangeError, StoreClosedError, RankFailedError
             As :func:`dgl_mgpu.store.row_updates.write_rows`.
         """
-        with self._changed_together("write rows of"):
+        with self._together("write rows of"):
             rows = torch.as_tensor(rows)
             if isinstance(indices, Integral):
                 indices, rows = [int(indices)], rows if rows.dim() == 0 else rows[None]
@@ -243,14 +243,16 @@ class TableStorage(FeatureStorage):
             write_rows(self._table, ids, rows)
 
     @contextlib.contextmanager
-    def _changed_together(self, how: str) -> Iterator[None]:
-        """Prepare a change of rows, and have all raise unless all machines make the same."""
+    def _together(self, how: str) -> Iterator[None]:
+        """Prepare what all ranks do to rows, and have all raise unless all do that."""
+        if self._others is None:
+            yield
+            return
         what = f"{how} feature '{self._name}'"
-        with contextlib.nullcontext() if self._others is None else self._others.told(what):
+        with self._others.told(what):
             _ = self._kept  # raises if the store was closed
             yield
-        if self._others is not None:
-            self._others.agree(what)
+        self._others.agree(what)
 
     def _told_of_read(self) -> AbstractContextManager[None]:
         """Have machines told of an error, that are about to read rows of each other."""

@@ -117,8 +117,8 @@ class OtherMachines:
 
     ``machines`` are the ranks at this one's place of each, over connections that go with the
     store, and ``bounds`` the first node of each machine, by node type
-    (:mod:`dgl_mgpu.store.span`).  ``largest`` is the most that an id of a
-    node or edge can be, and ``max_types`` how many types of edges are sampled together.
+    (:mod:`dgl_mgpu.store.span`).  ``largest`` is the most that an id of a node or edge can be, and
+    ``max_types`` how many types of edges are sampled together.
     """
 
     def __init__(

@@ -6,6 +6,7 @@ import contextlib
 import gc
 import pickle
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import dgl
@@ -267,7 +268,7 @@ def test_a_rank_that_does_something_else_is_told_of(ranks: RankProcesses) -> Non
     ranks.run(on_machines, "abc", _one_does_something_else)
 
 
-def _trains_beside_a_read() -> None:
+def _trains_beside_a_read(path: str) -> None:
     rank, nodes = dist.get_rank(), torch.arange(5)
     options = {"replica_ratio": 0, "embeddings": {"emb": 4}}
     with GlobalStore.from_dgl(power_law(), span="job", **options) as store:
@@ -277,6 +278,8 @@ def _trains_beside_a_read() -> None:
         for change in (
             optimizer.step,
             lambda: embedding.write(nodes, torch.ones(5, 4)),
+            lambda: embedding.save(path),
+            lambda: embedding.load(path),
         ):
             embedding(nodes).sum().backward()
             with pytest.raises(InvalidInputError, match="the same in the same order"):
@@ -284,8 +287,10 @@ def _trains_beside_a_read() -> None:
         assert torch.equal(embedding(nodes), before)
 
 
-def test_a_rank_that_trains_rows_while_others_read_is_told_of(ranks: RankProcesses) -> None:
-    ranks.run(on_machines, "abc", _trains_beside_a_read)
+def test_a_rank_that_trains_rows_while_others_read_is_told_of(
+    ranks: RankProcesses, tmp_path: Path
+) -> None:
+    ranks.run(on_machines, "abc", _trains_beside_a_read, str(tmp_path / "rows.npz"))
 
 
 def _wrong_arguments() -> None:
