@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -429,6 +430,24 @@ def _dropped() -> None:
 
 def test_a_store_that_one_rank_has_let_go_of_is_told_of(ranks: RankProcesses) -> None:
     ranks.run(on_machines, "abc", _dropped)
+
+
+def _closed_by_a_fork() -> None:
+    nodes = torch.arange(9)
+    with GlobalStore.from_dgl(power_law(), span="job", replica_ratio=0) as store:
+        if dist.get_rank() == 1:
+            process = os.fork()
+            if process == 0:
+                try:
+                    store.close()
+                finally:
+                    os._exit(0)
+            os.waitpid(process, 0)
+        assert len(store.gather("feat", nodes)) == len(nodes)
+
+
+def test_a_fork_closes_no_connections(ranks: RankProcesses) -> None:
+    ranks.run(on_machines, "abc", _closed_by_a_fork)
 
 
 def _number_of_the_rank() -> None:
