@@ -61,8 +61,8 @@ _PREPARED = 4
 #: Tables that machines ask each other for at a time, at least.
 _TABLES = 4
 _CLOSED = (
-    "StoreClosedError: it has closed the store, which all ranks are to close when none reads it "
-    "any more"
+    "StoreClosedError: it has closed the store, or let go of it, which all ranks are to do when "
+    "none reads it any more"
 )
 
 
@@ -147,8 +147,8 @@ class OtherMachines:
         self._hops: dict[tuple[str, int, int], HopsOverMachines] = {}
         self._received = ReceivedRows()
         self._process = os.getpid()
+        # Also at exit: gloo's thread, where it frees a message while Python ends, aborts that.
         self._finalizer = weakref.finalize(self, _part_from, machines, self._process)
-        self._finalizer.atexit = False  # connections go with the process
 
     def close(self, reason: str = _CLOSED) -> None:
         """Part from the others, which raise that where they ask this rank for anything more."""

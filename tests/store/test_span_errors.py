@@ -183,7 +183,7 @@ def test_a_rank_without_room_is_told_of_on_all(ranks: RankProcesses, name: str) 
 
 def _rows_of_owners() -> None:
     rank, g = dist.get_rank(), power_law()
-    ids = torch.arange(NODES)
+    ids = torch.randperm(NODES, generator=torch.Generator().manual_seed(rank))
     for span in "job", "machine":
         with GlobalStore.from_dgl(g, span=span) as store:
             own = store.graph.own_nodes()
