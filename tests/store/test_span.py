@@ -114,7 +114,9 @@ def _by_kernels() -> None:
         for count in 20 * rank, 200:
             _, _, blocks = store.graph.sample_blocks(seeds[:count], [3, 4])
             assert blocks[-1].num_dst_nodes() == count
-            for block in blocks:
+            for block, fanout in zip(blocks, [3, 4], strict=True):
+                degrees = g.in_degrees(block.dstdata[dgl.NID])
+                assert torch.equal(block.in_degrees(), degrees.clamp(max=fanout))
                 in_edges = g.find_edges(block.edata[dgl.EID])
                 ids = block.srcdata[dgl.NID], block.dstdata[dgl.NID]
                 for of_block, end, expected in zip(ids, block.edges(), in_edges, strict=True):

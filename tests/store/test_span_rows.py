@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from dgl_mgpu.errors import (
     IdOutOfRangeError,
     RankFailedError,
 )
+from dgl_mgpu.store import row_updates
 from tests.ranks import RankProcesses, on_gpus_too, on_machines
 from tests.store.span_graphs import EDGES, NODES, WIDTH, equal, power_law
 
@@ -70,6 +73,38 @@ def _written(ratio: float) -> None:
 @pytest.mark.parametrize("ratio", [0.0, 0.3])
 def test_rows_are_written_on_all_machines(ranks: RankProcesses, ratio: float) -> None:
     ranks.run(on_machines, "abc", _written, ratio)
+
+
+def _given_to_operators() -> None:
+    """A row that other machines have is nowhere here: what is written there is in front of all."""
+    given = []
+
+    def noted(operator: Callable[..., Any]) -> Callable[..., Any]:
+        def call(rows: Any, ids: torch.Tensor, *arguments: Any) -> Any:
+            given.append(ids)
+            assert (rows.position[ids] >= 0).all()
+            return operator(rows, ids, *arguments)
+
+        return call
+
+    options = {"span": "job", "replica_ratio": 0, "embeddings": {"emb": 4}}
+    with (
+        GlobalStore.from_dgl(power_law(), **options) as store,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        for name in "scatter_rows", "update_rows":
+            operator = getattr(row_updates, name)
+            patch.setattr(row_updates, name, noted(operator))
+        every, embedding = torch.arange(NODES, device=store.device), store.embedding("emb")
+        store.graph.ndata["feat"][every] = torch.zeros(NODES, WIDTH, device=store.device)
+        embedding(every).sum().backward()
+        dgl_mgpu.SparseAdam([embedding]).step()
+        own = store.graph.own_nodes()
+        assert [set(ids.tolist()) for ids in given] == [{*own}] * 2
+
+
+def test_operators_change_rows_that_are_here_alone(ranks: RankProcesses) -> None:
+    ranks.run(on_machines, "abc", _given_to_operators)
 
 
 def _learned(path: str) -> None:
