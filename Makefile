@@ -34,6 +34,8 @@ train: setup
 # which would keep each other waiting. All is
 # tested as on a machine without a GPU; what needs some is test-gpu's.
 PYTEST = CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 4 --dist loadgroup
+# Of one store over machines, but for its planning.
+SPAN_TESTS := $(addprefix test_span, .py _batches.py _build.py _errors.py _rows.py _training.py)
 # What test leaves out and test-rest runs: whole training runs and commands, faults of several
 # processes, emulated kernels, solver's proofs, pages that train, the benchmarks' own tests.
 REST := $(addprefix tests/, benchmarks kernels faults train/launch train/fullgraph test_main.py test_cli.py \
@@ -44,7 +46,7 @@ REST := $(addprefix tests/, benchmarks kernels faults train/launch train/fullgra
 	dgl/shared_graphs dgl/test_import.py dgl/test_shared_memory.py dgl/nn/test_training.py \
 	models/gcn distributed/test_message_functions.py ops/test_large.py report/test_placement.py \
 	$(addprefix placement/test_, same_plans.py optimality.py) \
-	$(addprefix store/, test_embedding.py test_feature_dtypes.py test_span.py test_walks_over_machines.py test_partitioned.py $(addprefix memory/test_, shared_memory.py segment.py faults_gpu.py gpu_store.py)) \
+	$(addprefix store/, test_embedding.py test_feature_dtypes.py $(SPAN_TESTS) test_walks_over_machines.py test_partitioned.py $(addprefix memory/test_, shared_memory.py segment.py faults_gpu.py gpu_store.py)) \
 	$(addprefix train/, test_faults.py test_trained_run.py test_going_on.py test_optimizer.py) \
 	$(addprefix train/checkpoint/test_, validation.py run_folder.py) \
 	$(addprefix train/minibatch/test_, run.py links.py hetero.py accesses.py evaluation.py multilabel.py learned_inputs.py))
@@ -79,7 +81,7 @@ GPU_TESTS := tests/kernels $(shell find tests -name "test_*_gpu.py" ! -path "tes
 	comm/test_communicator.py store/test_calibration.py store/test_row_updates.py store/memory/test_staging.py)
 # Their tests on a GPU have it in their names; the others run without one as well.
 GPU_TESTS_BY_NAME := $(addprefix tests/, capture distributed layerwise_inference models train/fullgraph graph sampling \
-	store/test_span.py store/test_partitioned.py store/test_walks_over_machines.py faults/test_lost_machines.py \
+	$(addprefix store/, $(SPAN_TESTS)) store/test_partitioned.py store/test_walks_over_machines.py faults/test_lost_machines.py \
 	dgl/nn dgl/test_invalid_input.py dgl/test_padding.py dgl/test_sparse_adam.py)
 test-gpu: export DGL_MGPU_REQUIRE_GPU = 1
 test-gpu: export OMP_NUM_THREADS = 1

@@ -34,7 +34,7 @@ _UNSIGNED = (
     "network between them is private, give all of them the same %s"
 )
 
-_ACTION = "exchange with the machine's other ranks"
+_ACTION = "exchange with other ranks"
 _INTEGERS = torch.int32, torch.int64, torch.uint8
 
 # How long GPUs wait for each other's tensors, which all ranks were about to send; then NCCL ends
@@ -59,6 +59,8 @@ class Communicator:
         self._own_gpus: dict[torch.device, bool] = {}
         self.rank = 0 if group is None else dist.get_rank(group)
         self.size = 1 if group is None else dist.get_world_size(group)
+        #: Numbers in the job, by which errors name ranks.
+        self._numbers = [0] if group is None else dist.get_process_group_ranks(group)
         if group is not None:
             self._group = SignedGroup(group)
             self._exchange(SignedGroup.agree)
@@ -82,13 +84,14 @@ class Communicator:
         return _known_groups()[2]
 
     @classmethod
-    def across_machines(cls) -> Communicator:
+    def across_machines(cls, own: bool = False) -> Communicator:
         """A rank of each machine: those with this one's place in its machine, by machine.
 
-        Every rank of the job must call this.  Raises ConfigError unless machines have as many ranks
-        each.
+        Every rank of the job must call this.  With ``own`` over connections that nobody else has,
+        and that :meth:`close` ends.  Raises ConfigError unless machines have as many ranks each.
         """
-        return _ranks_across_machines()
+        known, places = _ranks_across_machines()
+        return _connect(places, known._gpu_group) if own else known
 
     def process_group(self, device: torch.device) -> dist.ProcessGroup:
         """Torch's group of these ranks, for tensors on a device; there is more than one rank."""
@@ -189,7 +192,7 @@ class Communicator:
         if failure is not None:
             raise failure
         if outcome[1]:
-            raise rank_failed(action, 0, outcome[1])
+            raise self.failed(action, 0, outcome[1])
         return outcome[0]
 
     def send(self, source: int, rows: torch.Tensor) -> None:
@@ -219,8 +222,12 @@ class Communicator:
             raise
         for rank, reason in enumerate(self.all_gather("")):
             if reason:
-                raise rank_failed(action, rank, reason)
+                raise self.failed(action, rank, reason)
         return result
+
+    def failed(self, action: str, rank: int, reason: str) -> RankFailedError:
+        """What others raise when a rank, by its number in this group, has failed."""
+        return rank_failed(action, self._numbers[rank], reason)
 
     @contextlib.contextmanager
     def told_of_errors(self) -> Iterator[None]:
@@ -236,24 +243,33 @@ class Communicator:
             yield
         except DGLMGPUError:
             raise
-        except Exception as error:
+        except BaseException as error:  # Ctrl-C, too, which another rank need not get
             self._leave(error_text(error))
             raise
+
+    def close(self, reason: str) -> None:
+        """Close this rank's connections, with word of why: others that wait for it raise that.
+
+        Every later call raises, too.  Not collective.
+        """
+        if self._group is None:
+            return
+        with contextlib.suppress(RuntimeError):  # of a store that is gone
+            self._group.say_why(reason)
+        self._close(self.failed(_ACTION, self.rank, reason))
 
     def _leave(self, reason: str) -> None:
         global _failure
         if self._group is not None:  # else nobody waits for this rank
             _failure = reason
-            with contextlib.suppress(RuntimeError):  # of a store that is gone
-                self._group.say_why(reason)
-            self._close(rank_failed(_ACTION, self.rank, reason))
+            self.close(reason)
 
     def _close(self, lost: Exception) -> None:
         """Close this rank's connections, which the last reference to the group does."""
         assert self._group is not None
-        self._lost = lost
-        dist.destroy_process_group(self._group.group)
-        self._group = None
+        group, self._group, self._lost = self._group.group, None, lost
+        with contextlib.suppress(ValueError):  # all groups of torch's were destroyed before
+            dist.destroy_process_group(group)
 
     def _has_own_gpus(self, device: torch.device) -> bool:
         """Whether each rank is on a GPU of its own, as NCCL wants it; collective."""
@@ -275,7 +291,7 @@ class Communicator:
                 lost: Exception = _without_frames(error, handled)  # which hold the group
             with contextlib.suppress(RuntimeError):
                 if why := self._group.why():
-                    lost = rank_failed(_ACTION, *why)
+                    lost = self.failed(_ACTION, *why)
             # Only the neighbours of a rank that is gone see its connection close.  They close
             # theirs, so that no rank waits for ever.
             self._close(lost)
@@ -304,8 +320,8 @@ def _without_frames(error: Exception, handled: BaseException | None) -> Exceptio
 
 
 _groups: tuple[object, Communicator, Communicator, Communicator] | None = None
-#: Of those groups, and the ranks across machines.
-_across: tuple[object, Communicator] | None = None
+#: Of those groups, the ranks across machines, and which ranks these are at each place.
+_across: tuple[object, Communicator, list[list[int]]] | None = None
 #: Why this rank has left a group of its job.
 _failure: str | None = None
 
@@ -358,35 +374,58 @@ def _known_groups() -> tuple[Communicator, Communicator, Communicator]:
     return _groups[1:]
 
 
-def _ranks_across_machines() -> Communicator:
-    """Made for the jobs that need it, once."""
+def _ranks_across_machines() -> tuple[Communicator, list[list[int]]]:
+    """The ranks across machines, and which ranks these are at each place.
+
+    They are connected for the jobs that need it, once.
+    """
     global _across
     everyone, here, _ = _known_groups()
     if everyone.size == here.size:
-        return Communicator()
+        return Communicator(), []
     if _across is None or _across[0] is not _groups:
-        action = "connect the ranks of several machines"
-        # A machine goes by the first of its ranks.
-        machine = here.broadcast_from_rank0(action, lambda: everyone.rank)
-        places = everyone.all_gather((here.rank, machine))
-        machines = sorted({of for _, of in places})
+        places = _places(everyone, here)
         has_nccl = all(everyone.all_gather(everyone._gpu_group is not None))
-        mine = Communicator()
-        for number in range(max(rank for rank, _ in places) + 1):
-            members = [rank for rank, (here_rank, _) in enumerate(places) if here_rank == number]
-            if [places[rank][1] for rank in members] != machines:
-                counts = [sum(of == each for _, of in places) for each in machines]
-                raise ConfigError(
-                    action,
-                    f"the machines have {counts} ranks, or number them in different orders",
-                    "start as many ranks on each machine, and number them machine by machine",
-                )
-            group = _gloo_group(members)
-            gpu_group = _nccl_group(members) if has_nccl else None
+        mine = _connect(places)
+        for members in places if has_nccl else ():
+            gpu_group = _nccl_group(members)
             if everyone.rank in members:
-                mine = Communicator(group, gpu_group)
-        _across = _groups, mine
-    return _across[1]
+                mine._gpu_group = gpu_group
+        _across = _groups, mine, places
+    return _across[1:]
+
+
+def _places(everyone: Communicator, here: Communicator) -> list[list[int]]:
+    """The ranks at each place of all machines, by machine; or ConfigError."""
+    action = "connect the ranks of several machines"
+    # A machine goes by the first of its ranks.
+    machine = here.broadcast_from_rank0(action, lambda: everyone.rank)
+    every = everyone.all_gather((here.rank, machine))
+    machines = sorted({of for _, of in every})
+    places = []
+    for number in range(max(rank for rank, _ in every) + 1):
+        members = [rank for rank, (here_rank, _) in enumerate(every) if here_rank == number]
+        if [every[rank][1] for rank in members] != machines:
+            counts = [sum(of == each for _, of in every) for each in machines]
+            raise ConfigError(
+                action,
+                f"the machines have {counts} ranks, or number them in different orders",
+                "start as many ranks on each machine, and number them machine by machine",
+            )
+        places.append(members)
+    return places
+
+
+def _connect(
+    places: Sequence[list[int]], gpu_group: dist.ProcessGroup | None = None
+) -> Communicator:
+    """Connect the ranks at each place of all machines; those at this rank's."""
+    mine = Communicator()
+    for members in places:
+        group = _gloo_group(members)
+        if dist.get_rank() in members:
+            mine = Communicator(group, gpu_group)
+    return mine
 
 
 def _require_one_process() -> None:
@@ -464,13 +503,13 @@ class _Sent:
 
 
 def rank_failed(action: str, rank: int, reason: str) -> RankFailedError:
-    """What the other ranks raise when one failed."""
+    """What the other ranks raise when one failed, by its number in the job."""
     return RankFailedError(
         action, f"rank {rank} failed with {reason}", f"fix the cause on rank {rank}"
     )
 
 
-def error_text(error: Exception) -> str:
+def error_text(error: BaseException) -> str:
     """An error as it is sent to the other ranks."""
     return f"{type(error).__name__}: {error}"
 

@@ -34,15 +34,14 @@ class InferenceGroup:
     peers: Communicator | None = None
 
     @classmethod
-    def of_job(cls, each_its_own: bool = False) -> InferenceGroup:
+    def of_job(cls, peers: Communicator | None = None) -> InferenceGroup:
         """All ranks of the job, each of which must call this.
 
-        With ``each_its_own``, each machine infers the nodes that it owns.
+        With ``peers``, each machine infers the nodes that it owns.
         """
         everyone, machine = Communicator.of_all_machines(), Communicator.of_this_machine()
         firsts = Communicator.of_first_ranks()
         number = machine.broadcast_from_rank0(ASKED, lambda: firsts.rank)
-        peers = Communicator.across_machines() if each_its_own else None
         return cls(everyone, machine, firsts, tuple(everyone.all_gather(number)), peers)
 
     @property

@@ -127,9 +127,8 @@ def inference(
     """
     if isinstance(model, DistributedDataParallel):
         model = model.module  # ranks make different numbers of calls
-    spans_machines = isinstance(g, StoreGraph) and g.spans_machines
     group = (
-        InferenceGroup.of_job(each_its_own=spans_machines)
+        InferenceGroup.of_job(g._machines)
         if isinstance(g, StoreGraph) and layerwise is not False
         else InferenceGroup()
     )

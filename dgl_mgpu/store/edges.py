@@ -147,10 +147,10 @@ class EdgeQueries:
                 ids = torch.arange(num_rows, device=structure.device)
             else:
                 ids = structure.checked_ids(v, num_rows, action, "node")
-        if structure.others is None:
+            own = None if structure.others is None else self._own_degrees(full)
+        if structure.others is None or own is None:
             degrees = self._kept_degrees(full, ids)
         else:
-            own = self._own_degrees(full)
             degrees = structure.others.gather_owned(f"in-degrees of {full}", full[2], own, ids)
         return int(degrees[0]) if isinstance(v, Integral) else degrees
 
@@ -196,19 +196,28 @@ class EdgeQueries:
         RankFailedError
             If another rank failed.
         """
+        structure, what = self._structure, f"count {way}-degrees of {etype}"
+        with structure.told(what):
+            counts = self._counted_here(way, etype)
+        if structure.others is None:
+            return counts
+        return structure.others.sum_over_machines(what, counts)
+
+    def _counted_here(self, way: str, etype: CanonicalEtype) -> torch.Tensor:
+        """Degrees of all nodes, of the in-edges of those that this machine owns."""
         structure = self._structure
         view, own = structure.views()[etype], structure.own_nodes(etype[2])
         size = view.num_cols if way == "out" else view.num_rows
         counts = torch.zeros(size, dtype=structure.idtype, device=structure.device)
         if way == "in":
             counts[own.start : own.stop] = self._own_degrees(etype)
-        else:
-            step = max(1, _EDGES_PER_READ * view.num_rows // max(1, view.num_edges))
-            for low in range(own.start, own.stop, step):
-                ids = torch.arange(low, min(low + step, own.stop), device=structure.device)
-                sources = all_edges(view, ids).neighbors
-                counts += torch.bincount(sources, minlength=size).to(counts.dtype)
-        return counts if structure.others is None else structure.others.sum_over_machines(counts)
+            return counts
+        step = max(1, _EDGES_PER_READ * view.num_rows // max(1, view.num_edges))
+        for low in range(own.start, own.stop, step):
+            ids = torch.arange(low, min(low + step, own.stop), device=structure.device)
+            sources = all_edges(view, ids).neighbors
+            counts += torch.bincount(sources, minlength=size).to(counts.dtype)
+        return counts
 
     def has_edges_between(
         self,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -20,7 +22,7 @@ from dgl_mgpu.ops.view import RowView
 from dgl_mgpu.store.graph_structure import spread_over_machines
 from dgl_mgpu.store.memory import Table
 from dgl_mgpu.store.memory.format import RowFormat
-from dgl_mgpu.store.remote import GatheredRows, RemoteTable, TableRead
+from dgl_mgpu.store.remote import GatheredRows, OtherMachines, RemoteTable, TableRead
 from dgl_mgpu.store.row_updates import replace_rows, write_rows
 from dgl_mgpu.utils.fork_safe import freed_at_fork
 
@@ -151,15 +153,23 @@ class TableStorage(FeatureStorage):
     traffic : Traffic
     remote : RemoteTable, optional
         Reads the rows that other machines have, where these have some.
+    others : OtherMachines, optional
+        Those with which rows are written, where there are any.
     """
 
     def __init__(
-        self, name: str, table: Table, traffic: Traffic, remote: RemoteTable | None = None
+        self,
+        name: str,
+        table: Table,
+        traffic: Traffic,
+        remote: RemoteTable | None = None,
+        others: OtherMachines | None = None,
     ) -> None:
         self._name = name
         self._table = table
         self._traffic = traffic
         self._remote = remote
+        self._others = others
 
     @property
     def shape(self) -> torch.Size:
@@ -201,7 +211,8 @@ class TableStorage(FeatureStorage):
         """
         if isinstance(indices, Integral):
             return self[torch.tensor([int(indices)])][0]
-        ids = self._ids(indices)
+        with self._told_of_read():
+            ids = self._ids(indices)
         return self.fetch(ids, ids.device)
 
     def __setitem__(self, indices: Any, rows: Any) -> None:
@@ -218,15 +229,36 @@ class TableStorage(FeatureStorage):
         IdOutOfRangeError, StoreClosedError, RankFailedError
             As :func:`dgl_mgpu.store.row_updates.write_rows`.
         """
-        rows = torch.as_tensor(rows)
-        if isinstance(indices, Integral):
-            indices, rows = [int(indices)], rows if rows.dim() == 0 else rows[None]
-        if rows.dim() == 0:
-            rows = rows.to(self.dtype).expand(len(self._ids(indices)), *self.shape[1:])
-        if isinstance(indices, slice) and indices == slice(None) and len(rows) == len(self):
+        with self._together("write rows of"):
+            rows = torch.as_tensor(rows)
+            if isinstance(indices, Integral):
+                indices, rows = [int(indices)], rows if rows.dim() == 0 else rows[None]
+            if rows.dim() == 0:
+                rows = rows.to(self.dtype).expand(len(self._ids(indices)), *self.shape[1:])
+            replaces_all = isinstance(indices, slice) and indices == slice(None)
+            ids = None if replaces_all and len(rows) == len(self) else self._ids(indices)
+        if ids is None:
             replace_rows(self._table, rows)
         else:
-            write_rows(self._table, self._ids(indices), rows)
+            write_rows(self._table, ids, rows)
+
+    @contextlib.contextmanager
+    def _together(self, how: str) -> Iterator[None]:
+        """Prepare what all ranks do to rows, and have all raise unless all do that."""
+        if self._others is None:
+            yield
+            return
+        what = f"{how} feature '{self._name}'"
+        with self._others.told(what):
+            _ = self._kept  # raises if the store was closed
+            yield
+        self._others.agree(what)
+
+    def _told_of_read(self) -> AbstractContextManager[None]:
+        """Have machines told of an error, that are about to read rows of each other."""
+        if self._remote is None:
+            return contextlib.nullcontext()
+        return self._remote.others.told(f"gather rows of '{self._remote.name}'")
 
     if not TYPE_CHECKING:  # which knows the attributes that there are
 
@@ -276,7 +308,8 @@ class TableStorage(FeatureStorage):
     ) -> list[torch.Tensor]:
         """:meth:`fetch` of some tables that span machines, for which these ask each other once."""
         begin, fetched = time.perf_counter(), []
-        of_tables = [storage._read(indices, pin_memory=pin_memory) for storage, indices in reads]
+        with reads[0][0]._told_of_read():
+            of_tables = [storage._read(ids, pin_memory=pin_memory) for storage, ids in reads]
         gathered = of_tables[0].table.others.gather(of_tables)
         for (storage, _), read, rows in zip(reads, of_tables, gathered, strict=True):
             fetched.append(rows.rows.to(device, non_blocking=read.out is not None))
@@ -339,18 +372,19 @@ class TableStorage(FeatureStorage):
         IdOutOfRangeError
             For rows that stay on a GPU by a later call, as :func:`dgl_mgpu.ops.gather_rows` says.
         """
-        begin = time.perf_counter()
-        view, store_device, dtype = self._kept, self._table.device, dtype or self.dtype
-        indices = indices.to(store_device)
+        begin, store_device = time.perf_counter(), self._table.device
         pin_memory = bool(pin_memory) and store_device.type == "cpu"
-        if pin_memory and out is None:
-            out = self._pinned(len(indices), dtype)
         gathered = None
         if self._remote is None:
+            view, dtype, indices = self._kept, dtype or self.dtype, indices.to(store_device)
+            if pin_memory and out is None:
+                out = self._pinned(len(indices), dtype)
             rows = gather_rows(view, indices, out=out, dtype=dtype)
         else:
-            (gathered,) = self._remote.others.gather([self._read(indices, dtype, out)])
-            rows = gathered.rows
+            with self._told_of_read():
+                read = self._read(indices, dtype, out, pin_memory=pin_memory)
+            (gathered,) = self._remote.others.gather([read])
+            indices, rows = read.ids, gathered.rows
         rows = rows.to(device, non_blocking=pin_memory)
         if store_device.type == "cuda" and rows.device.type == "cpu":
             # The copy has waited for the gather.

@@ -12,7 +12,7 @@ import dgl
 import numpy as np
 import torch
 
-from dgl_mgpu.comm.communicator import Communicator
+from dgl_mgpu.comm.communicator import Communicator, error_text
 from dgl_mgpu.comm.cuda_runtime import Runtime, choose_runtime
 from dgl_mgpu.comm.network import measured_network
 from dgl_mgpu.config.store_options import StoreOptions
@@ -413,6 +413,7 @@ class GlobalStore:
             views = [table.view for table in store.tables.values()]
             num_edges = [view.num_edges for view in views if isinstance(view, GraphView)]
             most = max(*schema.num_nodes.values(), *num_edges)
+            machines = Communicator.across_machines(own=True)
             others = OtherMachines(machines, bounds, most, len(num_edges), store.device)
         return cls(store, schema, seed, others)
 
@@ -485,8 +486,12 @@ class GlobalStore:
         Every rank calls it.  The graph and its storages can no longer be read; what they
         returned stays.  A store that is not closed goes with the last reference to it, or with
         the process.  ``with GlobalStore.from_dgl(g) as store:`` closes it at the block's end.
+        Where it is over several machines, ranks that ask this one for rows afterwards raise
+        RankFailedError.
         """
         self._store.close()
+        if self.graph._structure.others is not None:
+            self.graph._structure.others.close()
 
     def __repr__(self) -> str:
         features = self._store.tables.keys()
@@ -506,7 +511,10 @@ class GlobalStore:
     def __enter__(self) -> GlobalStore:
         return self
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        others = self.graph._structure.others
+        if error is not None and others is not None:
+            others.close(error_text(error))  # why this rank closes it
         self.close()
 
     def gather(
@@ -544,6 +552,8 @@ class GlobalStore:
             Of ids on a GPU by a later call, as :func:`dgl_mgpu.ops.gather_rows` says.
         StoreClosedError
             If the store was closed.
+        RankFailedError
+            Of a store over machines, if another rank failed or has closed it.
 
         Examples
         --------
@@ -552,7 +562,7 @@ class GlobalStore:
         """
         with self.graph._structure.told(f"gather rows of '{key}'"):
             storage = self.graph._features.get_node_storage(key, ntype)
-        ids = torch.as_tensor(ids)
+            ids = torch.as_tensor(ids)
         return storage.fetch(ids, ids.device, dtype=dtype)
 
 

@@ -24,7 +24,7 @@ from dgl_mgpu.store.lazy_rows import LazyColumn
 from dgl_mgpu.store.memory import Store
 from dgl_mgpu.store.neighbor_sampling import StoreSampler
 from dgl_mgpu.store.random_walks import RandomWalker, ReversedEdges
-from dgl_mgpu.store.remote import OtherMachines
+from dgl_mgpu.store.remote import OtherMachines, checked_ids_of_owners
 from dgl_mgpu.utils.deprecation import renamed_method
 from dgl_mgpu.utils.types import CanonicalEtype
 
@@ -135,6 +135,8 @@ class StoreGraph:
         self.device, self.traffic = parts.structure.device, parts.traffic
         others = parts.structure.others
         self.spans_machines = others is not None
+        #: Then, the rank at this one's place of each machine: those that it reads with.
+        self._machines = None if others is None else others.machines
         self.may_prefetch = others is None or others.may_prefetch
         # DGL's DataLoader looks here before it asks for a storage.
         self._gpu_caches = parts.gpu_caches
@@ -271,17 +273,23 @@ class StoreGraph:
 
         Raises
         ------
+        InvalidInputError
+            If there is no such type, ``rows`` are not those of :meth:`own_nodes`, ``ids`` are no
+            vector of ids, or another rank has rows of another dtype or shape, or does something
+            else.
         IdOutOfRangeError
             If there is no such node.
         RankFailedError
-            If another rank failed, or does something else.
+            If another rank failed.
         """
-        others = self._structure.others
-        return (
-            rows[ids.to(rows.device)].to(self.device)
-            if others is None
-            else (others.gather_owned(name, ntype, rows, ids))
-        )
+        structure, action = self._structure, f"gather {name}"
+        with structure.told(action):
+            ntype = structure.only_ntype(ntype)
+        if structure.others is not None:
+            return structure.others.gather_owned(name, ntype, rows, ids)
+        own = structure.own_nodes(ntype)
+        ids = checked_ids_of_owners(action, rows, ids, own, len(own))
+        return rows[ids.to(rows.device)].to(self.device)
 
     def add_features_to_block(self, block: dgl.DGLGraph) -> None:
         self._features.add_to_block(block)

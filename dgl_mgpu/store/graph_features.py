@@ -75,7 +75,7 @@ class GraphFeatures:
         name = name if self._structure.is_homogeneous else f"{shown}.{name}"
         others = self._structure.others
         remote = None if others is None or not isinstance(of, str) else others.table(name, of)
-        return TableStorage(name, table, self._traffic, remote)
+        return TableStorage(name, table, self._traffic, remote, others)
 
     def storage(self, of: NodeOrEdgeType, name: str) -> TableStorage:
         """The storage of a feature of a type, or UnknownFeatureError."""
@@ -230,7 +230,9 @@ class GraphFeatures:
         if self._valid_weights.get(prob) == versions:
             return
         others = self._structure.others
-        for etype, weights in self.weights_by_etype(prob).items():
+        with self._structure.told(f"check sampling weights '{prob}'"):
+            by_etype = self.weights_by_etype(prob)
+        for etype, weights in by_etype.items():
             if others is None:
                 check_weights(self._structure.view(etype), weights)
             else:

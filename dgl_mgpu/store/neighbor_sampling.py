@@ -40,6 +40,8 @@ from dgl_mgpu.store.graph_features import GraphFeatures
 from dgl_mgpu.store.graph_structure import GraphStructure, Nodes
 from dgl_mgpu.utils.types import CanonicalEtype
 
+_ACTION = "sample neighbors"
+
 Fanout = int | Mapping[str | CanonicalEtype, int]
 #: Input nodes, output nodes and blocks.
 SampledBlocks = tuple[Nodes, Nodes, list[dgl.DGLGraph]]
@@ -108,13 +110,14 @@ class StoreSampler:
         ------
         InvalidInputError, IdOutOfRangeError, InvalidWeightError
         """
-        if edge_dir != "in":
-            raise InvalidInputError(
-                f"sample edges of direction '{edge_dir}'",
-                "the store keeps in-edges only",
-                "build the store from dgl.reverse(g) and sample its in-edges",
-            )
         structure = self.structure
+        with structure.told(_ACTION):
+            if edge_dir != "in":
+                raise InvalidInputError(
+                    f"sample edges of direction '{edge_dir}'",
+                    "the store keeps in-edges only",
+                    "build the store from dgl.reverse(g) and sample its in-edges",
+                )
         seeds, (of_hop,), weights, excluded = self._checked(nodes, [fanout], prob, exclude_edges)
         key = self.batch_keys.next_key(seeds)
         seeds = {ntype: seeds.get(ntype, structure.no_ids()) for ntype in structure.ntypes}
@@ -259,7 +262,8 @@ class StoreSampler:
         hops = self._start_hops(checked, key, prob, replace)
 
         def result() -> list[EtypeBlock]:
-            self.structure.views()  # raises if the store was closed since
+            with self.structure.told(_ACTION):
+                self.structure.views()  # raises if the store was closed since
             return hops.result()
 
         return SampleFuture(result, hops.go_on)
@@ -324,8 +328,8 @@ class StoreSampler:
     ) -> _Checked:
         """What a mini-batch is sampled by; other machines are told what is wrong with it."""
         structure = self.structure
-        structure.views()  # raises if the store was closed
-        with structure.told("sample neighbors"):
+        with structure.told(_ACTION):
+            structure.views()  # raises if the store was closed
             return _Checked(
                 structure.seeds_by_ntype(nodes),
                 [structure.fanouts_by_etype(fanout) for fanout in fanouts],

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from dgl_mgpu.comm.communicator import Communicator, error_text, rank_failed
+from dgl_mgpu.comm.communicator import Communicator, error_text
 from dgl_mgpu.errors import RankFailedError
 from dgl_mgpu.store.part_files import Rows
 
@@ -78,7 +78,7 @@ class PartExchange:
         for machine, (other, reason, _) in enumerate(every):
             if other == _FAILED:
                 self._has_failed = True
-                raise rank_failed(_BUILD, machine, reason)
+                raise machines.failed(_BUILD, machine, reason)
         if all(other == _DONE for other, _, _ in every):
             return None
         asked_of = [of_each[machines.rank] for _, _, of_each in every]

@@ -12,7 +12,6 @@ from typing import NamedTuple
 import dgl
 import torch
 
-from dgl_mgpu.comm.communicator import Communicator
 from dgl_mgpu.errors import InvalidInputError, UnsupportedByStoreError
 from dgl_mgpu.ops import gather_rows, pinsage_blocks_async, pinsage_neighbors, random_walk
 from dgl_mgpu.ops.check import check_integer
@@ -99,20 +98,26 @@ class ReversedEdges:
             )
         return reversal
 
+    def compare_all(self, others: OtherMachines) -> None:
+        """Compare all edge types, of which each machine has some of the edges; collective."""
+        etypes = self._structure.canonical_etypes
+        if len(self._fingerprints) < len(etypes):
+            sums = self._sums(etypes)
+            self._note(etypes, others.sum_over_machines("compare edge types", sums))
+
     def _fingerprints_of(self, etype: CanonicalEtype) -> tuple[Fingerprint, Fingerprint]:
         if etype not in self._fingerprints:
-            structure = self._structure
-            # Machines add up those of all types at once, whichever one a rank is the first to need.
-            etypes = [etype] if structure.others is None else structure.canonical_etypes
-            views = structure.views()
-            sums = torch.stack(
-                [fingerprint_sums(views[each], structure.own_nodes(each[2])) for each in etypes]
-            )
-            if structure.others is not None:
-                sums = structure.others.sum_over_machines(sums)
-            for each, (forward, backward) in zip(etypes, sums.view(-1, 2, 2).tolist(), strict=True):
-                self._fingerprints[each] = Fingerprint(*forward), Fingerprint(*backward)
+            self._note([etype], self._sums([etype]))
         return self._fingerprints[etype]
+
+    def _sums(self, etypes: Sequence[CanonicalEtype]) -> torch.Tensor:
+        """Of the edges of each type that this machine owns."""
+        views, own_nodes = self._structure.views(), self._structure.own_nodes
+        return torch.stack([fingerprint_sums(views[each], own_nodes(each[2])) for each in etypes])
+
+    def _note(self, etypes: Sequence[CanonicalEtype], sums: torch.Tensor) -> None:
+        for each, (forward, backward) in zip(etypes, sums.view(-1, 2, 2).tolist(), strict=True):
+            self._fingerprints[each] = Fingerprint(*forward), Fingerprint(*backward)
 
 
 def fingerprint_sums(view: GraphView, nodes: range) -> torch.Tensor:
@@ -210,12 +215,12 @@ class RandomWalker:
             starts = self.structure.seeds_by_ntype({start: nodes}, wait=not has_kernel)[start]
             return path, start, starts, _by_step(restart_prob, len(path))
 
-        path, start, starts, restart = (
-            checked() if others is None else others.run_all(_ACTION, checked)
-        )
-        machines = Communicator() if others is None else Communicator.across_machines()
-        with machines.told_of_errors():
-            return self._walk(path, start, starts, restart, prob, return_eids)
+        if others is None:
+            return self._walk(*checked(), prob, return_eids)
+        walk = others.run_all(_ACTION, checked)
+        with others.told_of_errors():
+            self.reversed_edges.compare_all(others)
+            return self._walk(*walk, prob, return_eids)
 
     def _walk(
         self,
@@ -228,11 +233,12 @@ class RandomWalker:
     ) -> tuple[torch.Tensor, ...]:
         others = self.structure.others
         key = self.batch_keys.next_key({start: starts})
-        weights = {etype: self._weights_of(etype, prob) for etype in path}
-        views = {
-            etype: self.reversed_edges.view_by_source(etype, return_eids or rows is not None)
-            for etype, rows in weights.items()
-        }
+        with self.structure.told(_ACTION):
+            weights = {etype: self._weights_of(etype, prob) for etype in path}
+            views = {
+                etype: self.reversed_edges.view_by_source(etype, return_eids or rows is not None)
+                for etype, rows in weights.items()
+            }
         if path and not any(weights.values()) and others is None:
             shape, device = (len(starts), len(path)), self.structure.device
             edges = torch.empty(shape, dtype=torch.int64, device=device)

@@ -10,6 +10,8 @@ rank that cannot ask says so in its place.
 from __future__ import annotations
 
 import functools
+import os
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -20,7 +22,7 @@ import torch
 
 from dgl_mgpu.comm.communicator import Communicator
 from dgl_mgpu.comm.messages import to_device
-from dgl_mgpu.errors import UnsupportedByStoreError
+from dgl_mgpu.errors import InvalidInputError, UnsupportedByStoreError
 from dgl_mgpu.ops import (
     EtypeBlock,
     GraphView,
@@ -58,6 +60,10 @@ _CHECKED = 1 << 20
 _PREPARED = 4
 #: Tables that machines ask each other for at a time, at least.
 _TABLES = 4
+_CLOSED = (
+    "StoreClosedError: it has closed the store, or let go of it, which all ranks are to do when "
+    "none reads it any more"
+)
 
 
 class GatheredRows(NamedTuple):
@@ -89,13 +95,18 @@ class TableRead(NamedTuple):
     out: torch.Tensor | None = None
 
 
+def _part_from(machines: Communicator, process: int, reason: str = _CLOSED) -> None:
+    if os.getpid() == process:  # a fork has no connections
+        machines.close(reason)
+
+
 def _told_of_errors(method: Callable[P, T]) -> Callable[P, T]:
     """A collective method, of whose errors others are told, so that they do not wait for it."""
 
     @functools.wraps(method)
     def told(*arguments: P.args, **options: P.kwargs) -> T:
         others: Any = arguments[0]
-        with others._machines.told_of_errors():
+        with others.told_of_errors():
             return method(*arguments, **options)
 
     return told
@@ -104,9 +115,10 @@ def _told_of_errors(method: Callable[P, T]) -> Callable[P, T]:
 class OtherMachines:
     """The machines that have a store together, as one rank of one of them reads the others.
 
-    ``machines`` are the ranks at this one's place of each, and ``bounds`` the first node of each
-    machine, by node type (:mod:`dgl_mgpu.store.span`).  ``largest`` is the most that an id of a
-    node or edge can be, and ``max_types`` how many types of edges are sampled together.
+    ``machines`` are the ranks at this one's place of each, over connections that go with the
+    store, and ``bounds`` the first node of each machine, by node type
+    (:mod:`dgl_mgpu.store.span`).  ``largest`` is the most that an id of a node or edge can be, and
+    ``max_types`` how many types of edges are sampled together.
     """
 
     def __init__(
@@ -117,7 +129,7 @@ class OtherMachines:
         max_types: int,
         device: torch.device,
     ) -> None:
-        self._machines, self._device = machines, device
+        self.machines, self._device = machines, device
         #: Of edges, or tables, that machines ask each other for at a time.
         self._most_types = max(max_types, _TABLES)
         # Of ids as they are sent.
@@ -134,6 +146,14 @@ class OtherMachines:
         #: Prepared by what is sampled, number of seeds and stream, the one used last behind others.
         self._hops: dict[tuple[str, int, int], HopsOverMachines] = {}
         self._received = ReceivedRows()
+        self._process = os.getpid()
+        # Also at exit: gloo's thread, where it frees a message while Python ends, aborts that.
+        self._finalizer = weakref.finalize(self, _part_from, machines, self._process)
+
+    def close(self, reason: str = _CLOSED) -> None:
+        """Part from the others, which raise that where they ask this rank for anything more."""
+        if self._finalizer.detach():
+            _part_from(self.machines, self._process, reason)
 
     def __reduce__(self) -> NoReturn:
         raise UnsupportedByStoreError(
@@ -160,16 +180,18 @@ class OtherMachines:
         """
         what, owned, owners = f"gather {name}", self._owned[ntype], self._rounds.owners[ntype]
         with self._rounds.told(what):
-            ids = check_ids(ids, what, self._device)
-            raise_at_id_outside(ids, int(owners.bounds[-1]), what)
+            ids = checked_ids_of_owners(what, rows, ids, owned, int(owners.bounds[-1]))
+            ids = ids.to(self._device)
+        # Machines are to send what others have room for.
+        what += f", of shape {tuple(rows.shape[1:])} and {rows.dtype}"
         machine = torch.searchsorted(owners.bounds[1:-1], ids.long(), right=True)
         order = machine.argsort(stable=True)
-        counts = machine.bincount(minlength=self._machines.size).tolist()
+        counts = machine.bincount(minlength=self.machines.size).tolist()
         vectors = Vectors(ids[order].to(self._rounds.dtype), counts)
         asked = self._rounds.ask_vectors(what, vectors)
         places = asked.joined().to(rows.device, torch.int64) - owned.start
         answer = rows.index_select(0, places).to(self._device)
-        received = self._machines.all_to_all(answer, asked.received().lengths, counts)
+        received = self.machines.all_to_all(answer, asked.received().lengths, counts)
         found = torch.empty_like(received)
         found[order] = received
         return found
@@ -178,15 +200,28 @@ class OtherMachines:
         """Have all ranks told of an error before this one asks others for anything."""
         return self._rounds.told(what)
 
+    def told_of_errors(self) -> AbstractContextManager[None]:
+        """Have others end what they wait for if this rank fails alone, between collectives."""
+        return self.machines.told_of_errors()
+
+    @_told_of_errors
+    def agree(self, what: str) -> None:
+        """Have all raise unless all ranks are to do the same together; collective."""
+        self._rounds.agree(what)
+
+    @_told_of_errors
     def run_all(self, what: str, step: Callable[[], T]) -> T:
         """Run ``step`` on all ranks, or have all raise where one does; collective."""
-        self._rounds.settle()
-        return self._machines.run_all(what, step)
+        with self._rounds.told(what):
+            result = step()
+        self._rounds.agree(what)
+        return result
 
-    def sum_over_machines(self, numbers: torch.Tensor) -> torch.Tensor:
+    @_told_of_errors
+    def sum_over_machines(self, what: str, numbers: torch.Tensor) -> torch.Tensor:
         """The sum of the machines' tensors of integers, on the store's device; collective."""
-        self._rounds.settle()
-        (every,) = self._machines.all_gather_cat("add up numbers of machines", [numbers[None]])
+        self._rounds.agree(what)
+        (every,) = self.machines.all_gather_cat(what, [numbers[None]])
         return every.sum(0, dtype=numbers.dtype)
 
     @_told_of_errors
@@ -227,7 +262,7 @@ class OtherMachines:
 
     def _exchanged(self, reads: Sequence[TableRead], asked: Asked) -> list[GatheredRows]:
         """The rows of tables that machines have asked each other for, which all send at once."""
-        views, rank = [read.view for read in reads], self._machines.rank
+        views, rank = [read.view for read in reads], self.machines.rank
         answers, sending = [], []
         for number, view in enumerate(views):
             ids, counts = asked.of_others(number)
@@ -237,7 +272,7 @@ class OtherMachines:
         receiving = [spans.lengths for spans in sent]
         for counts in receiving:
             counts[rank] = 0
-        received = self._machines.all_to_all(
+        received = self.machines.all_to_all(
             by_machine(answers, sending), num_bytes(sending, views), num_bytes(receiving, views)
         )
         # Kernels cannot read what is on disk: such rows are read before.
@@ -323,7 +358,7 @@ class OtherMachines:
                 return edges, Samples(asked, edges)
 
             edges, answers = self._rounds.answer(what, answer, num_starts(asked), 2)
-            mine = [of_type[self._machines.rank] for of_type in edges]
+            mine = [of_type[self.machines.rank] for of_type in edges]
             found = joined(asked, answers, mine, none)
         else:
             found = [edges for (edges,) in sample([key], [[of_type] for of_type in ids])]
@@ -369,7 +404,7 @@ class OtherMachines:
 
         def launch() -> None:
             nonlocal finish
-            with self._machines.told_of_errors():
+            with self.told_of_errors():
                 asked = first.result()
                 # Samples take room for as many ids as messages have.
                 num_seeds = max(asked.data.shape[1], *map(sum, asked.sent_by_all(1)))
@@ -385,7 +420,7 @@ class OtherMachines:
             if finish is None:
                 first.result()  # raises if it failed
                 return one_by_one()
-            with self._machines.told_of_errors():
+            with self.told_of_errors():
                 sampled = finish()
             if sampled is not None:
                 return blocks(etype, sampled)
@@ -431,7 +466,7 @@ class OtherMachines:
         bounds = self._rounds.owners[ntype].bounds
         owners = torch.searchsorted(bounds[1:-1], nodes[there], right=True)
         there = there[owners.argsort(stable=True)]
-        counts = owners.bincount(minlength=self._machines.size).tolist()
+        counts = owners.bincount(minlength=self.machines.size).tolist()
         # A draw has 64 bits, which are two elements where ids have 32.
         dtype = self._rounds.dtype
         picks = draws[there][:, None].view(dtype)
@@ -472,6 +507,25 @@ class OtherMachines:
                 sample_neighbors(view, some, 1, SampleKey(0), weights=weights)
 
         self.run_all("check sampling weights", check)
+
+
+def checked_ids_of_owners(
+    action: str, rows: torch.Tensor, ids: torch.Tensor, owned: range, num_nodes: int
+) -> torch.Tensor:
+    """The ids of nodes; or InvalidInputError if they are none, or ``rows`` not those of the
+    ``owned`` nodes."""
+    if not isinstance(rows, torch.Tensor) or not rows.dim() or len(rows) != len(owned):
+        found = f"of type {type(rows).__name__}"
+        if isinstance(rows, torch.Tensor):
+            found = f"of shape {tuple(rows.shape)}"
+        raise InvalidInputError(
+            action,
+            f"the rows are {found}, and this machine owns {len(owned):,} nodes",
+            "pass a tensor with a row for each of own_nodes()",
+        )
+    ids = check_ids(ids, action)
+    raise_at_id_outside(ids, num_nodes, action)
+    return ids
 
 
 def _all_of(rows: torch.Tensor, like: RowView) -> RowView:

@@ -15,7 +15,7 @@ from typing import ClassVar, NamedTuple, NoReturn, Protocol, TypeVar
 
 import torch
 
-from dgl_mgpu.comm.communicator import Communicator, error_text, rank_failed
+from dgl_mgpu.comm.communicator import Communicator, error_text
 from dgl_mgpu.comm.messages import (
     Messages,
     MessagesInFlight,
@@ -23,7 +23,12 @@ from dgl_mgpu.comm.messages import (
     head_elements,
     to_device,
 )
-from dgl_mgpu.errors import DGLMGPUError, IdOutOfRangeError, InvalidInputError
+from dgl_mgpu.errors import (
+    DGLMGPUError,
+    IdOutOfRangeError,
+    InvalidInputError,
+    RankFailedError,
+)
 from dgl_mgpu.ops import GraphView, RowView, SampleKey
 from dgl_mgpu.ops.check import raise_at_bad_id
 from dgl_mgpu.ops.machine_hops import Network
@@ -221,9 +226,19 @@ class Rounds:
         """Have all ranks told of an error before this one asks for anything."""
         try:
             yield
-        except DGLMGPUError as error:
-            self._exchange(self._after_last(), what, None)
-            self._raise(what, error)
+        except Exception as error:
+            with contextlib.suppress(RankFailedError):  # says less than its own
+                self._exchange(self._after_last(), what, None)
+                self._tell(what, error)
+            raise
+
+    def agree(self, what: str) -> None:
+        """Have all raise unless all ranks are to do the same together; collective.
+
+        It comes before what is done in other ways than rounds, whose heads tell ranks apart.
+        """
+        nothing = torch.empty(0, dtype=self.dtype, device=self._device)
+        self.ask_vectors(what, Vectors(nothing, [0] * self.machines.size))
 
     def ask(self, what: str, wanted: Sequence[Wanted], key: SampleKey | None = None) -> Asked:
         """Ask the owners of ids, and learn what they all ask for; collective."""
@@ -289,7 +304,8 @@ class Rounds:
             for each, bad in zip(wanted, bad_of[self.machines.rank], strict=True):
                 raise_at_bad_id([bad], each.ids, each.view.num_rows, what)
         except IdOutOfRangeError as error:
-            self._raise(what, error)
+            self._tell(what, error)
+            raise
         self._check_alike(what, received)
         if any(max(bad) >= 0 for bad in bad_of):
             self._raise_unlike(what)
@@ -312,7 +328,8 @@ class Rounds:
             mine, parts = answer()
         except DGLMGPUError as error:
             self._exchange(what, what, None, num_ids, each)
-            self._raise(what, error)
+            self._tell(what, error)
+            raise
         received = self._exchange(what, what, parts, num_ids, each)
         self._check_alike(what, received)
         return mine, Arrived(received.heads, *self._data(received))
@@ -380,11 +397,10 @@ class Rounds:
         if any(head[:2] != mine for head in received.heads):
             self._raise_unlike(what)
 
-    def _raise(self, what: str, error: DGLMGPUError) -> NoReturn:
-        """Raise an error that all ranks have been told of."""
+    def _tell(self, what: str, error: Exception) -> None:
+        """Tell what is wrong here, which all ranks have learned that something is."""
         self._last = ""
         self.machines.all_gather((what, error_text(error)))
-        raise error
 
     def _raise_unlike(self, what: str) -> NoReturn:
         """Raise what is wrong on another rank: it failed, or is to do something else."""
@@ -392,7 +408,7 @@ class Rounds:
         every = self.machines.all_gather((what, ""))
         for rank, (other, reason) in enumerate(every):
             if reason:
-                raise rank_failed(other, rank, reason)
+                raise self.machines.failed(other, rank, reason)
         rank, other = next((rank, other) for rank, (other, _) in enumerate(every) if other != what)
         raise InvalidInputError(
             f"{what}, which other machines keep as well",

@@ -22,7 +22,7 @@ from collections.abc import Callable
 
 import torch
 
-from dgl_mgpu.comm.communicator import Communicator, error_text, rank_failed
+from dgl_mgpu.comm.communicator import Communicator, error_text
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.ops import device
 from dgl_mgpu.ops.check import check_ids, check_tensor, raise_at_id_outside
@@ -245,7 +245,7 @@ class _Changes:
         changes = self._ranks.all_gather((change, ""))
         for rank, (_, reason) in enumerate(changes):
             if reason:
-                raise rank_failed(self._action, rank, reason)
+                raise self._ranks.failed(self._action, rank, reason)
         for rank, (other, _) in enumerate(changes):
             if other != changes[0][0]:
                 raise InvalidInputError(

@@ -19,9 +19,9 @@ from dgl_mgpu.errors import InvalidInputError, RankFailedError
 from dgl_mgpu.store.part_files import TypeIds
 from tests.distributed.both import Both, same
 from tests.ranks import RankProcesses, on_gpus_too, on_machines
+from tests.store.span_graphs import of_two_types, power_law
 from tests.store.test_part_writer import _of_types, _read_by_dgl
 from tests.store.test_partitioned import _partition, with_weights
-from tests.store.test_span import of_two_types, power_law
 
 
 class _FromFiles(Both):

@@ -28,8 +28,8 @@ from tests.distributed.graphs import homogeneous
 from tests.forkserver import forkserver
 from tests.layerwise_inference.inference_models import MODELS, made
 from tests.ranks import on_machines
+from tests.store.span_graphs import NODES, power_law
 from tests.store.test_random_walks import METAPATH, shop
-from tests.store.test_span import NODES, power_law
 
 #: Seconds from what happens to a machine to the end of all ranks.
 LIMIT = 30.0

@@ -15,18 +15,21 @@ import torch.distributed as dist
 from dgl.dataloading import NeighborSampler
 
 from dgl_mgpu import GlobalStore, write_partition
+from dgl_mgpu.comm.communicator import Communicator
 from dgl_mgpu.errors import InvalidInputError, RankFailedError, UnsupportedByStoreError
 from dgl_mgpu.graph.host.files import map_tensors
 from dgl_mgpu.store.part_exchange import PartRows
+from dgl_mgpu.store.part_files import read_part
+from dgl_mgpu.store.partitioned import content_of
 from tests.ranks import RankProcesses, on_gpus_too, on_machines
-from tests.store.test_part_writer import _homogeneous, _of_types, _read_by_dgl
-from tests.store.test_span import (
+from tests.store.span_graphs import (
     NODES,
-    _assert_same_batches,
-    _equal,
+    assert_same_batches,
+    equal,
     of_two_types,
     power_law,
 )
+from tests.store.test_part_writer import _homogeneous, _of_types, _read_by_dgl
 
 FANOUTS = [4, 3]
 
@@ -93,12 +96,12 @@ def _as_one_machine(path: str, g: dgl.DGLGraph, ratio: float | str) -> None:
             eids = torch.arange(rank, g.num_edges(etype), 2)
             of_edges = store.graph.edges[etype].data
             for name, rows in g.edges[etype].data.items():
-                assert _equal(of_edges[name][eids.to(store.device)], rows[eids])
+                assert equal(of_edges[name][eids.to(store.device)], rows[eids])
         for ntype in g.ntypes:
             assert store.graph.num_nodes(ntype) == g.num_nodes(ntype)
             ids = torch.arange(rank, g.num_nodes(ntype), 2)
             for name, rows in g.nodes[ntype].data.items():
-                assert _equal(store.gather(name, ids.to(store.device), ntype), rows[ids])
+                assert equal(store.gather(name, ids.to(store.device), ntype), rows[ids])
         draw = torch.Generator().manual_seed(rank)
         seeds: Any = {
             ntype: torch.randperm(g.num_nodes(ntype), generator=draw)[:25] for ntype in g.ntypes
@@ -106,9 +109,9 @@ def _as_one_machine(path: str, g: dgl.DGLGraph, ratio: float | str) -> None:
         if len(g.ntypes) == 1:
             (seeds,) = seeds.values()
         for fanouts in FANOUTS, [-1]:
-            _assert_same_batches(g, store, NeighborSampler(fanouts), seeds)
+            assert_same_batches(g, store, NeighborSampler(fanouts), seeds)
         if all("weight" in g.edges[etype].data for etype in g.canonical_etypes):
-            _assert_same_batches(g, store, NeighborSampler(FANOUTS, prob="weight"), seeds)
+            assert_same_batches(g, store, NeighborSampler(FANOUTS, prob="weight"), seeds)
 
 
 @on_gpus_too
@@ -133,6 +136,22 @@ def test_machines_share_what_was_written(ranks: RankProcesses, tmp_path: Path) -
         path = write_partition(make(), tmp_path / make.__name__, ranks.size)
         g, _ = _read_by_dgl(path, ranks.size)
         ranks.run(on_machines, "abc", _as_one_machine, str(path), g, 0.2)
+
+
+def _counts_reads(path: str, g: dgl.DGLGraph) -> None:
+    machines = Communicator.across_machines()
+    content = content_of(read_part(Path(path), machines.rank, machines.size), machines)
+    assert content.degrees is not None
+    for ntype in g.ntypes:
+        etypes = [etype for etype in g.canonical_etypes if etype[0] == ntype]
+        expected = sum(g.out_degrees(etype=etype) for etype in etypes)
+        assert torch.equal(torch.from_numpy(content.degrees[ntype]), expected)
+
+
+def test_nodes_are_as_hot_as_in_the_whole_graph(ranks: RankProcesses, tmp_path: Path) -> None:
+    for name, g in {"one": power_law(), "several": of_two_types()}.items():
+        path, renumbered = _partition(g, tmp_path / name, ranks.size)
+        ranks.run(on_machines, "abc", _counts_reads, path, renumbered)
 
 
 def _reads_its_own_part(path: str, folder: str) -> None:

@@ -121,6 +121,7 @@ class StoreEmbedding(nn.Module):
         InvalidInputError, IdOutOfRangeError, StoreClosedError, RankFailedError
             As :func:`dgl_mgpu.store.row_updates.write_rows`.
         """
+        self._agree("write rows of")
         write_rows(self._rows, ids, rows, Communicator.of_all_machines())
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -161,6 +162,7 @@ class StoreEmbedding(nn.Module):
         RankFailedError
             On the other ranks, if so.
         """
+        self._agree("save rows of")
         tables = self._tables(rows_only=False)
         files.save_tables(Path(path), tables, self.steps, Communicator.of_all_machines())
 
@@ -184,6 +186,7 @@ class StoreEmbedding(nn.Module):
         RankFailedError
             On the other ranks, if so.
         """
+        self._agree("load rows of")
         steps = files.load_tables(
             Path(path), self._tables(rows_only), Communicator.of_all_machines()
         )
@@ -198,6 +201,11 @@ class StoreEmbedding(nn.Module):
             "its rows are in the store, and there is one copy of them",
             "write them with embedding.save(path), and keep it out of the module that is copied",
         )
+
+    def _agree(self, how: str) -> None:
+        """Have all ranks raise unless all are to do this to the rows."""
+        with self._storage._together(how):
+            pass
 
     def _tables(self, rows_only: bool) -> dict[str, Table]:
         states = () if rows_only else zip(STATES[self.optimizer], self._states, strict=True)

@@ -109,7 +109,8 @@ class EmbeddingOptimizer:
             If another rank failed.
         """
         for embedding, optimizer in zip(self._embeddings, self._optimizers, strict=True):
-            ids, gradients = embedding.take_gradients()
+            with embedding._storage._together("train rows of"):
+                ids, gradients = embedding.take_gradients()
             if self._scale != 1:
                 gradients = gradients * self._scale
             optimizer.lr, optimizer.steps = self.lr, embedding.steps

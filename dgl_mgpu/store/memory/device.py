@@ -20,7 +20,7 @@ from typing import NoReturn
 
 import numpy as np
 
-from dgl_mgpu.comm.communicator import Communicator, error_text, rank_failed
+from dgl_mgpu.comm.communicator import Communicator, error_text
 from dgl_mgpu.comm.cuda_runtime import Runtime
 from dgl_mgpu.errors import StoreClosedError
 from dgl_mgpu.store.memory.segment import Segment
@@ -320,7 +320,7 @@ class UploadChannel:
         for rank, (_, rank_reason) in enumerate(exchanged):
             if rank_reason:
                 self._failed = True
-                raise failure or rank_failed("fill GPU memory", rank, rank_reason)
+                raise failure or self._ranks.failed("fill GPU memory", rank, rank_reason)
         return exchanged[0][0]
 
     def _upload(self, offset: int, nbytes: int, part: int) -> None:
