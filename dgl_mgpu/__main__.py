@@ -15,6 +15,7 @@ from __future__ import annotations
 import importlib.util
 import io
 import os
+import re
 import sys
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import CodeType, ModuleType
@@ -82,7 +83,7 @@ def main(argv: list[str]) -> None:
     else:
         wrong = "no script"
         if argv:
-            wrong = f"unknown option '{argv[0]}'; {nearest(argv[0].partition('=')[0], OPTIONS)}"
+            wrong = f"unknown option '{argv[0]}'; {nearest(re.split('[=.]', argv[0])[0], OPTIONS)}"
         if argv[:1] in (["-m"], ["--config"]):
             wrong = f"nothing follows '{argv[0]}'"
         _refuse(f"{USAGE}\npython -m dgl_mgpu: {wrong}")

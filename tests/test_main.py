@@ -173,6 +173,7 @@ def test_what_is_missing_is_said_as_python_says_it(run, args):
         ([], "no script"),
         (["-m"], "nothing follows '-m'"),
         (["--captur=off", "script.py"], "unknown option '--captur=off'; did you mean '--capture'?"),
+        (["--stroe.sms=1", "x.py"], "unknown option '--stroe.sms=1'; did you mean '--store'?"),
         (
             ["-x", "script.py"],
             "unknown option '-x'; choose from --capture, --config, --partition, --store",

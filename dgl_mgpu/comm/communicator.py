@@ -61,6 +61,8 @@ class Communicator:
         self.size = 1 if group is None else dist.get_world_size(group)
         #: Numbers in the job, by which errors name ranks.
         self._numbers = [0] if group is None else dist.get_process_group_ranks(group)
+        #: Whether nobody else uses these connections (:meth:`across_machines`).
+        self._is_own = False
         if group is not None:
             self._group = SignedGroup(group)
             self._exchange(SignedGroup.agree)
@@ -88,10 +90,15 @@ class Communicator:
         """A rank of each machine: those with this one's place in its machine, by machine.
 
         Every rank of the job must call this.  With ``own`` over connections that nobody else has,
-        and that :meth:`close` ends.  Raises ConfigError unless machines have as many ranks each.
+        and that :meth:`close` ends; but of a job with NCCL, whose groups take memory of GPUs, all
+        share those that there are.  Raises ConfigError unless machines have as many ranks each.
         """
         known, places = _ranks_across_machines()
-        return _connect(places, known._gpu_group) if own else known
+        if not own or known._gpu_group is not None:
+            return known
+        mine = _connect(places)
+        mine._is_own = True
+        return mine
 
     def process_group(self, device: torch.device) -> dist.ProcessGroup:
         """Torch's group of these ranks, for tensors on a device; there is more than one rank."""
@@ -248,21 +255,25 @@ class Communicator:
             raise
 
     def close(self, reason: str) -> None:
-        """Close this rank's connections, with word of why: others that wait for it raise that.
+        """Close own connections, with word of why: others that wait for this rank raise that.
 
-        Every later call raises, too.  Not collective.
+        Every later call raises, too.  Those that others use as well stay.  Not collective.
         """
-        if self._group is None:
-            return
-        with contextlib.suppress(RuntimeError):  # of a store that is gone
-            self._group.say_why(reason)
-        self._close(self.failed(_ACTION, self.rank, reason))
+        if self._is_own:
+            self._part(reason)
 
     def _leave(self, reason: str) -> None:
         global _failure
         if self._group is not None:  # else nobody waits for this rank
             _failure = reason
-            self.close(reason)
+            self._part(reason)
+
+    def _part(self, reason: str) -> None:
+        if self._group is None:
+            return
+        with contextlib.suppress(RuntimeError):  # of a store that is gone
+            self._group.say_why(reason)
+        self._close(self.failed(_ACTION, self.rank, reason))
 
     def _close(self, lost: Exception) -> None:
         """Close this rank's connections, which the last reference to the group does."""
@@ -289,6 +300,9 @@ class Communicator:
             # meanwhile; or ours, of a message that is not another rank's.
             except RuntimeError as error:
                 lost: Exception = _without_frames(error, handled)  # which hold the group
+            except KeyboardInterrupt as stop:
+                # Else its frames would keep the connections open that this rank leaves now.
+                raise stop.with_traceback(None) from None
             with contextlib.suppress(RuntimeError):
                 if why := self._group.why():
                     lost = self.failed(_ACTION, *why)
@@ -416,15 +430,13 @@ def _places(everyone: Communicator, here: Communicator) -> list[list[int]]:
     return places
 
 
-def _connect(
-    places: Sequence[list[int]], gpu_group: dist.ProcessGroup | None = None
-) -> Communicator:
+def _connect(places: Sequence[list[int]]) -> Communicator:
     """Connect the ranks at each place of all machines; those at this rank's."""
     mine = Communicator()
     for members in places:
         group = _gloo_group(members)
         if dist.get_rank() in members:
-            mine = Communicator(group, gpu_group)
+            mine = Communicator(group)
     return mine
 
 

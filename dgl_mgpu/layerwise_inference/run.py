@@ -127,11 +127,10 @@ def inference(
     """
     if isinstance(model, DistributedDataParallel):
         model = model.module  # ranks make different numbers of calls
-    group = (
-        InferenceGroup.of_job(g._machines)
-        if isinstance(g, StoreGraph) and layerwise is not False
-        else InferenceGroup()
-    )
+    group = InferenceGroup()
+    if isinstance(g, StoreGraph) and layerwise is not False:
+        others = g._structure.others
+        group = InferenceGroup.of_job(None if others is None else others.machines)
     run_all = partial(group.everyone.run_all, ASKED)  # what is wrong on one rank ends all
 
     def read() -> tuple[torch.device, Tree]:

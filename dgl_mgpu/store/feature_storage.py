@@ -6,14 +6,15 @@ import contextlib
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from numbers import Integral
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import torch
 from dgl.storages import FeatureStorage
 
+from dgl_mgpu.comm.communicator import Communicator
 from dgl_mgpu.errors import UnsupportedByStoreError
 from dgl_mgpu.ops import count_tiers, gather_rows
 from dgl_mgpu.ops.device import current_stream, raise_faults
@@ -25,6 +26,8 @@ from dgl_mgpu.store.memory.format import RowFormat
 from dgl_mgpu.store.remote import GatheredRows, OtherMachines, RemoteTable, TableRead
 from dgl_mgpu.store.row_updates import replace_rows, write_rows
 from dgl_mgpu.utils.fork_safe import freed_at_fork
+
+T = TypeVar("T")
 
 
 class Traffic:
@@ -229,30 +232,43 @@ class TableStorage(FeatureStorage):
         IdOutOfRangeError, StoreClosedError, RankFailedError
             As :func:`dgl_mgpu.store.row_updates.write_rows`.
         """
-        with self._together("write rows of"):
-            rows = torch.as_tensor(rows)
-            if isinstance(indices, Integral):
-                indices, rows = [int(indices)], rows if rows.dim() == 0 else rows[None]
-            if rows.dim() == 0:
-                rows = rows.to(self.dtype).expand(len(self._ids(indices)), *self.shape[1:])
-            replaces_all = isinstance(indices, slice) and indices == slice(None)
-            ids = None if replaces_all and len(rows) == len(self) else self._ids(indices)
+        replaces_all = isinstance(indices, slice) and indices == slice(None)
+
+        def prepared() -> tuple[torch.Tensor | None, torch.Tensor]:
+            new, at = torch.as_tensor(rows), indices
+            if isinstance(at, Integral):
+                at, new = [int(at)], new if new.dim() == 0 else new[None]
+            if new.dim() == 0:
+                new = new.to(self.dtype).expand(len(self._ids(at)), *self.shape[1:])
+            return None if replaces_all and len(new) == len(self) else self._ids(at), new
+
+        how = "replace all rows of" if replaces_all else "write rows of"
+        ids, rows = self._prepare_change(how, prepared)
         if ids is None:
             replace_rows(self._table, rows)
         else:
             write_rows(self._table, ids, rows)
 
-    @contextlib.contextmanager
-    def _together(self, how: str) -> Iterator[None]:
-        """Prepare what all ranks do to rows, and have all raise unless all do that."""
-        if self._others is None:
-            yield
-            return
+    def _prepare_change(self, how: str, prepare: Callable[[], T]) -> T:
+        """Prepare what all ranks of a job do to rows, or raise on all of them.
+
+        All raise where one cannot, or is to do something else.
+        """
+        others = self._others
+        if others is None:
+            return prepare()
         what = f"{how} feature '{self._name}'"
-        with self._others.told(what):
-            _ = self._kept  # raises if the store was closed
-            yield
-        self._others.agree(what)
+
+        def step() -> T:
+            with others.told(what):
+                _ = self._kept  # raises if the store was closed
+                prepared = prepare()
+            others.agree(what)
+            return prepared
+
+        everyone = Communicator.of_all_machines()
+        # Other ranks of a machine have others to ask, and learn nothing of what these are told.
+        return step() if everyone.size == others.machines.size else everyone.run_all(what, step)
 
     def _told_of_read(self) -> AbstractContextManager[None]:
         """Have machines told of an error, that are about to read rows of each other."""

@@ -135,8 +135,6 @@ class StoreGraph:
         self.device, self.traffic = parts.structure.device, parts.traffic
         others = parts.structure.others
         self.spans_machines = others is not None
-        #: Then, the rank at this one's place of each machine: those that it reads with.
-        self._machines = None if others is None else others.machines
         self.may_prefetch = others is None or others.may_prefetch
         # DGL's DataLoader looks here before it asks for a storage.
         self._gpu_caches = parts.gpu_caches

@@ -61,8 +61,12 @@ _PREPARED = 4
 #: Tables that machines ask each other for at a time, at least.
 _TABLES = 4
 _CLOSED = (
-    "StoreClosedError: it has closed the store, or let go of it, which all ranks are to do when "
-    "none reads it any more"
+    "StoreClosedError: it has closed the store, which all ranks are to do when none reads it any "
+    "more"
+)
+_LET_GO = (
+    "StoreClosedError: it has ended, as its own output may explain, or has let go of the store, "
+    "which all ranks are to keep while one reads it"
 )
 
 
@@ -95,7 +99,7 @@ class TableRead(NamedTuple):
     out: torch.Tensor | None = None
 
 
-def _part_from(machines: Communicator, process: int, reason: str = _CLOSED) -> None:
+def _part_from(machines: Communicator, process: int, reason: str = _LET_GO) -> None:
     if os.getpid() == process:  # a fork has no connections
         machines.close(reason)
 
@@ -376,6 +380,7 @@ class OtherMachines:
         is_bounded = all(fanout[etypes[0]] >= 0 for fanout in fanouts)
         return self._have_gpus and source == target and is_bounded and bool(fanouts) and not others
 
+    @_told_of_errors
     def sample_hops_async(
         self,
         views: Mapping[CanonicalEtype, GraphView],

@@ -223,14 +223,21 @@ class Rounds:
 
     @contextlib.contextmanager
     def told(self, what: str) -> Iterator[None]:
-        """Have all ranks told of an error before this one asks for anything."""
+        """Have all ranks told of an error before this one asks for anything.
+
+        Where it cannot be told, and by Ctrl-C, this rank leaves the others.
+        """
         try:
             yield
         except Exception as error:
-            with contextlib.suppress(RankFailedError):  # says less than its own
+            # What another rank has to tell says less than this one's own.
+            with self.machines.told_of_errors(), contextlib.suppress(RankFailedError):
                 self._exchange(self._after_last(), what, None)
                 self._tell(what, error)
             raise
+        except BaseException:
+            with self.machines.told_of_errors():
+                raise
 
     def agree(self, what: str) -> None:
         """Have all raise unless all ranks are to do the same together; collective.

@@ -352,10 +352,12 @@ def _interrupted(within: str) -> None:
             patch.setattr(f"dgl_mgpu.{within}", interrupt)
         with pytest.raises(
             KeyboardInterrupt if rank == 1 else RankFailedError, match="" if rank == 1 else told
-        ):
+        ) as caught:
             store.gather("feat", torch.arange(NODES))
             store.graph.sample_blocks(torch.arange(50), [3])
             _walks(store.graph)
+        dist.barrier()  # others are told while the error is there
+        assert caught.value is not None
 
 
 @pytest.mark.parametrize(
@@ -365,6 +367,7 @@ def _interrupted(within: str) -> None:
         "store.remote.sample_neighbors",
         "sampling.walks.EvenStepsByRow.step",  # within a round
         "sampling.walks.draw_blocks",  # between rounds
+        "comm.communicator.dist.all_to_all_single",  # in torch, whose frames hold the connection
     ],
 )
 def test_a_rank_that_is_interrupted_is_told_of(ranks: RankProcesses, within: str) -> None:
@@ -470,3 +473,21 @@ def _number_of_the_rank() -> None:
 
 def test_errors_name_ranks_by_their_numbers_in_the_job(four_ranks: RankProcesses) -> None:
     four_ranks.run(on_machines, "aabb", _number_of_the_rank)
+
+
+def _steps_in_another_order() -> None:
+    options: dict[str, Any] = {"replica_ratio": 0, "embeddings": {"a": 4, "b": 4}}
+    nodes = torch.arange(5)
+    with GlobalStore.from_dgl(power_law(), span="job", **options) as store:
+        embeddings = [store.embedding(name) for name in options["embeddings"]]
+        for embedding in embeddings:
+            embedding(nodes).sum().backward()
+        optimizer = dgl_mgpu.SparseAdam(embeddings[::-1] if dist.get_rank() == 0 else embeddings)
+        with pytest.raises((InvalidInputError, RankFailedError), match="train rows of"):
+            optimizer.step()
+        assert len(store.gather("feat", nodes)) == len(nodes)
+
+
+def test_what_one_rank_changes_otherwise_is_told_of_on_all(four_ranks: RankProcesses) -> None:
+    """Also on those at another place, whom it asks nothing."""
+    four_ranks.run(on_machines, "aabb", _steps_in_another_order)

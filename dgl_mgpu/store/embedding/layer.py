@@ -7,9 +7,10 @@ change there: neither a rank nor its GPU ever has all of them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import torch
 from torch import nn
@@ -25,6 +26,8 @@ from dgl_mgpu.store.memory import Table
 from dgl_mgpu.store.row_updates import write_rows
 
 _ROWS = "rows"
+
+T = TypeVar("T")
 
 
 class StoreEmbedding(nn.Module):
@@ -121,7 +124,7 @@ class StoreEmbedding(nn.Module):
         InvalidInputError, IdOutOfRangeError, StoreClosedError, RankFailedError
             As :func:`dgl_mgpu.store.row_updates.write_rows`.
         """
-        self._agree("write rows of")
+        self._prepare_change("write rows of", lambda: None)
         write_rows(self._rows, ids, rows, Communicator.of_all_machines())
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -162,7 +165,7 @@ class StoreEmbedding(nn.Module):
         RankFailedError
             On the other ranks, if so.
         """
-        self._agree("save rows of")
+        self._prepare_change("save rows of", lambda: None)
         tables = self._tables(rows_only=False)
         files.save_tables(Path(path), tables, self.steps, Communicator.of_all_machines())
 
@@ -186,7 +189,7 @@ class StoreEmbedding(nn.Module):
         RankFailedError
             On the other ranks, if so.
         """
-        self._agree("load rows of")
+        self._prepare_change("load rows of", lambda: None)
         steps = files.load_tables(
             Path(path), self._tables(rows_only), Communicator.of_all_machines()
         )
@@ -202,10 +205,9 @@ class StoreEmbedding(nn.Module):
             "write them with embedding.save(path), and keep it out of the module that is copied",
         )
 
-    def _agree(self, how: str) -> None:
-        """Have all ranks raise unless all are to do this to the rows."""
-        with self._storage._together(how):
-            pass
+    def _prepare_change(self, how: str, prepare: Callable[[], T]) -> T:
+        """As of :class:`dgl_mgpu.store.feature_storage.TableStorage`, to the rows."""
+        return self._storage._prepare_change(how, prepare)
 
     def _tables(self, rows_only: bool) -> dict[str, Table]:
         states = () if rows_only else zip(STATES[self.optimizer], self._states, strict=True)

@@ -109,8 +109,7 @@ class EmbeddingOptimizer:
             If another rank failed.
         """
         for embedding, optimizer in zip(self._embeddings, self._optimizers, strict=True):
-            with embedding._storage._together("train rows of"):
-                ids, gradients = embedding.take_gradients()
+            ids, gradients = embedding._prepare_change("train rows of", embedding.take_gradients)
             if self._scale != 1:
                 gradients = gradients * self._scale
             optimizer.lr, optimizer.steps = self.lr, embedding.steps
