@@ -405,8 +405,8 @@ def test_what_a_paper_has_and_this_page_has_not_is_listed() -> None:
 
 
 def test_a_commit_that_is_gone_is_told() -> None:
-    assert commit_text("1dc0f6a") == (
-        "1dc0f6a, which is not in the history: not reproducible from a checkout"
+    assert commit_text("ed9776a") == (
+        "ed9776a, which is not in the history: not reproducible from a checkout"
     )
     assert commit_text("c0ffee-dirty") == "c0ffee, with changes"
     assert commit_text("c0ffee") == "c0ffee"
