@@ -39,6 +39,7 @@ from benchmarks.fullgraph import Job, random_rows
 from benchmarks.generated_graph import Data, all_in_gpu_memory, require_rows, seeds_of, stored
 from benchmarks.gpu import common_options, this_device
 from benchmarks.minibatch_gpu import CLASSES, FEATURES, HIDDEN, GraphSAGE, hops_of
+from benchmarks.peers.geometric import Geometric, sage_conv
 from benchmarks.peers.wholegraph import Loaded, WholeGraph, connect
 from benchmarks.sampling_gpu import Checker, Hop
 from benchmarks.timed_training import WARM_UP, Clock, Training, batches_of, loader_of, medians
@@ -55,30 +56,7 @@ TIMES_PEER = 1.5
 _TOLERANCE = 1e-4
 
 
-class GeometricSAGE(torch.nn.Module):
-    """GraphSAGE of torch-geometric's layers, on edge lists."""
-
-    def __init__(self, layers: int) -> None:
-        from torch_geometric.nn import SAGEConv
-
-        super().__init__()
-        widths = [FEATURES, *[HIDDEN] * (layers - 1), CLASSES]
-        self.layers = torch.nn.ModuleList(
-            SAGEConv(given, made) for given, made in itertools.pairwise(widths)
-        )
-
-    def forward(
-        self, rows: torch.Tensor, edges: Sequence[torch.Tensor], sizes: Sequence[int]
-    ) -> torch.Tensor:
-        """Scores of the seeds."""
-        for layer, some, size in zip(self.layers, edges, sizes, strict=True):
-            rows = layer((rows, rows[:size]), some)
-            if layer is not self.layers[-1]:
-                rows = rows.relu()
-        return rows
-
-
-def copy_parameters(given: GeometricSAGE, to: GraphSAGE) -> None:
+def copy_parameters(given: Geometric, to: GraphSAGE) -> None:
     """Have a model of DGL's layers compute what the other one does."""
     with torch.no_grad():
         for its, mine in zip(given.layers, to.layers, strict=True):
@@ -175,7 +153,8 @@ class Bench:
         self._require_batch(name, fanouts, batch)
         ways: dict[str, Callable[[], Iterator[Any]]] = {}
         if self._geometric:
-            on_edges = GeometricSAGE(len(fanouts))
+            widths = [FEATURES, *[HIDDEN] * (len(fanouts) - 1), CLASSES]
+            on_edges = Geometric(sage_conv, itertools.pairwise(widths))
             copy_parameters(on_edges, on_blocks)
             geometric = Training(on_edges, job.device, lambda loaded: loaded[1:])
         of_dgl = Training(on_blocks, job.device, lambda blocks: (blocks, blocks[0].srcdata["feat"]))
@@ -282,7 +261,7 @@ class Bench:
     def _require_same_scores(
         self,
         name: str,
-        on_edges: GeometricSAGE,
+        on_edges: Geometric,
         on_blocks: GraphSAGE,
         blocks: Sequence[dgl.DGLGraph],
     ) -> None:

@@ -486,8 +486,8 @@ class GlobalStore:
         Every rank calls it.  The graph and its storages can no longer be read; what they
         returned stays.  A store that is not closed goes with the last reference to it, or with
         the process.  ``with GlobalStore.from_dgl(g) as store:`` closes it at the block's end.
-        Where it is over several machines, ranks that ask this one for rows afterwards raise
-        RankFailedError.
+        Where it is over several machines, on CPUs, ranks that ask this one for rows afterwards
+        raise RankFailedError.
         """
         self._store.close()
         if self.graph._structure.others is not None:

@@ -119,8 +119,8 @@ def _told_of_errors(method: Callable[P, T]) -> Callable[P, T]:
 class OtherMachines:
     """The machines that have a store together, as one rank of one of them reads the others.
 
-    ``machines`` are the ranks at this one's place of each, over connections that go with the
-    store, and ``bounds`` the first node of each machine, by node type
+    ``machines`` are the ranks at this one's place of each, on CPUs over connections that go with
+    the store, and ``bounds`` the first node of each machine, by node type
     (:mod:`dgl_mgpu.store.span`).  ``largest`` is the most that an id of a node or edge can be, and
     ``max_types`` how many types of edges are sampled together.
     """

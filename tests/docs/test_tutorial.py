@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import subprocess
 import sys
 
+import pytest
+
 from tests.docs.pages import ROOT, blocks
 
+DECIMAL = re.compile(r"\d+\.\d+")
 #: Without GPUs, and on a port that no other job has.
 PROGRAMS = {
     "python": [sys.executable],
@@ -44,4 +48,7 @@ def test_the_script_prints_what_the_page_shows(tmp_path):
     ]
     # The first one's samples are those of DGL's C++, which depend on the number of threads.
     for command, printed, shown in steps[1:]:
-        assert printed == shown, command
+        # Processors add up in other orders: of losses and accuracies the last digits may differ.
+        assert DECIMAL.sub("#", printed) == DECIMAL.sub("#", shown), command
+        found, expected = (list(map(float, DECIMAL.findall(text))) for text in (printed, shown))
+        assert found == pytest.approx(expected, abs=0.006), command
