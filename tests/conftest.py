@@ -103,14 +103,28 @@ def _gpu_ranks() -> Iterator[RankProcesses]:
     processes.close()
 
 
+@pytest.fixture(scope="session")
+def _gpu_machines(request: pytest.FixtureRequest) -> Iterator[RankProcesses]:
+    gpus = torch.cuda.device_count()
+    if gpus >= 2:
+        yield request.getfixturevalue("_gpu_ranks")
+        return
+    if gpus == 0 or importlib.util.find_spec("cupy") is None:
+        pytest.skip("no GPU, or no CuPy")
+    processes = RankProcesses(3, "cuda")
+    yield processes
+    processes.close()
+
+
 @pytest.fixture
 def ranks(request: pytest.FixtureRequest) -> RankProcesses:
     """Ranks that run checks, see `RankProcesses.run`: three on the CPU.
 
-    With the mark `on_gpus_too` they are then two or three on GPUs.
+    With the mark `on_gpus_too` they are then two or three on GPUs, with `machines_on_gpus_too` on
+    one GPU where there are no more.
     """
-    device = getattr(request, "param", "cpu")
-    return request.getfixturevalue("_gpu_ranks" if device == "cuda" else "_cpu_ranks")
+    fixtures = {"cpu": "_cpu_ranks", "cuda": "_gpu_ranks", "machines": "_gpu_machines"}
+    return request.getfixturevalue(fixtures[getattr(request, "param", "cpu")])
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -31,6 +31,11 @@ from tests.seeds import seed_everything
 #: two or more, on GPUs.
 on_gpus_too = pytest.mark.parametrize("ranks", ["cpu", "cuda"], indirect=True)
 
+#: The same for stores over machines of one rank each, which may be ranks on one GPU.
+machines_on_gpus_too = pytest.mark.parametrize(
+    "ranks", ["cpu", pytest.param("machines", id="cuda")], indirect=True
+)
+
 #: How long ranks may take over a check, and how long others than the first to fail.  The first
 #: checks import what they need, and compile kernels.
 _SECONDS = 200.0
@@ -43,6 +48,8 @@ def on_machines(machines: str, check: Callable[..., Any], *args: Any) -> Any:
         patch.setattr(communicator, "_groups", None)
         patch.setattr(communicator, "_across", None)
         patch.setattr(communicator, "_machine_id", lambda: machines[dist.get_rank()])
+        if _share_gpus():
+            patch.setattr(communicator, "_gpu_of", _a_gpu_of_its_own)
         # What this host's network is found to be is nobody else's.
         patch.setattr(network, "FOUND", SimpleNamespace(read=dict, keep=lambda found: None))
         return check(*args)
@@ -55,7 +62,8 @@ class RankProcesses:
     ----------
     size : int
     device : {'cpu', 'cuda'}
-        On the CPU they see no GPU.  Else each has one of its own, by its number.
+        On the CPU they see no GPU.  Else each has one of its own, by its number; where there are
+        too few, ranks share them, and NCCL takes each for a machine of its own.
     """
 
     def __init__(self, size: int, device: str = "cpu") -> None:
@@ -144,7 +152,10 @@ def _serve(rank: int, size: int, device: str, folder: str, pipe: Connection) -> 
     # Which exchange was the fastest is not to be known from another session.
     os.environ["XDG_CACHE_HOME"] = folder
     if device == "cuda":
-        torch.cuda.set_device(rank)
+        gpus = torch.cuda.device_count()
+        torch.cuda.set_device(rank % gpus)
+        if size > gpus:  # NCCL refuses two ranks of one machine on a GPU
+            os.environ["NCCL_HOSTID"] = str(rank)
     else:  # where a part would be put
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     dist.init_process_group(
@@ -167,6 +178,15 @@ def _serve(rank: int, size: int, device: str, folder: str, pipe: Connection) -> 
         except BaseException:  # pytest's own are no Exceptions
             answer = False, traceback.format_exc()
         pipe.send(answer)
+
+
+def _a_gpu_of_its_own(device: torch.device) -> str:
+    return f"{device} of rank {dist.get_rank()}" if device.type == "cuda" else ""
+
+
+def _share_gpus() -> bool:
+    """Whether ranks of this job share a GPU."""
+    return "nccl" in dist.get_backend_config() and dist.get_world_size() > torch.cuda.device_count()
 
 
 def _reach_each_other() -> bool:

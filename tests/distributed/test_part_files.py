@@ -18,7 +18,7 @@ from dgl_mgpu.comm import communicator
 from dgl_mgpu.errors import InvalidInputError, RankFailedError
 from dgl_mgpu.store.part_files import TypeIds
 from tests.distributed.both import Both, same
-from tests.ranks import RankProcesses, on_gpus_too, on_machines
+from tests.ranks import RankProcesses, machines_on_gpus_too, on_machines
 from tests.store.span_graphs import of_two_types, power_law
 from tests.store.test_part_writer import _of_types, _read_by_dgl
 from tests.store.test_partitioned import _partition, with_weights
@@ -55,7 +55,7 @@ def _trains(path: str, g: dgl.DGLGraph, exchange: str) -> None:
     )
 
 
-@on_gpus_too
+@machines_on_gpus_too
 @pytest.mark.parametrize("exchange", ["halo", "broadcast", "auto"])
 def test_a_part_from_files_is_that_of_the_graph(
     ranks: RankProcesses, tmp_path: Path, exchange: str
@@ -101,7 +101,7 @@ def _trains_types(path: str, g: dgl.DGLGraph) -> None:
         assert torch.isin(g.find_edges(eids, etype=etype)[1], low).all()
 
 
-@on_gpus_too
+@machines_on_gpus_too
 def test_parts_of_several_types_from_files(ranks: RankProcesses, tmp_path: Path) -> None:
     for number, options in enumerate([{}, {"graph_formats": ["csr"]}]):
         of_types = with_weights(of_two_types())

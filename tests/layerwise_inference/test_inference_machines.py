@@ -29,7 +29,7 @@ from tests.layerwise_inference.inference_models import (
     expected_of,
     made,
 )
-from tests.ranks import RankProcesses, on_gpus_too, on_machines
+from tests.ranks import RankProcesses, machines_on_gpus_too, on_machines
 from tests.train.jobs import SMALL
 
 ETYPES = ["follows", "buys", "sees", "has", "marks"]
@@ -79,7 +79,7 @@ def _rows(tree: Any, own: range, cut: bool = False) -> Any:
     return tree[own.start : own.stop] if cut else tree
 
 
-@on_gpus_too
+@machines_on_gpus_too
 def test_each_machine_infers_its_own_nodes(ranks: RankProcesses) -> None:
     ranks.run(on_machines, "abc", _as_on_the_whole_graph)
 
@@ -105,7 +105,7 @@ def _of_several_types() -> None:
                     assert_equal(rows, expected[ntype][own.start : own.stop])
 
 
-@on_gpus_too
+@machines_on_gpus_too
 def test_several_types(ranks: RankProcesses) -> None:
     ranks.run(on_machines, "abc", _of_several_types)
 
@@ -172,7 +172,7 @@ def _predicted_alike(*overrides: str) -> None:
 
 
 # The last round has no batch for some ranks.
-@on_gpus_too
+@machines_on_gpus_too
 @pytest.mark.parametrize("model", ["model=graphsage", "model=rgcn", "model.inputs=learned"])
 def test_predictions_are_those_of_a_copy_on_each_machine(
     ranks: RankProcesses, data: str, model: str

@@ -21,7 +21,7 @@ from dgl_mgpu.graph.host.files import map_tensors
 from dgl_mgpu.store.part_exchange import PartRows
 from dgl_mgpu.store.part_files import read_part
 from dgl_mgpu.store.partitioned import content_of
-from tests.ranks import RankProcesses, on_gpus_too, on_machines
+from tests.ranks import RankProcesses, machines_on_gpus_too, on_machines
 from tests.store.span_graphs import (
     NODES,
     assert_same_batches,
@@ -114,7 +114,7 @@ def _as_one_machine(path: str, g: dgl.DGLGraph, ratio: float | str) -> None:
             assert_same_batches(g, store, NeighborSampler(FANOUTS, prob="weight"), seeds)
 
 
-@on_gpus_too
+@machines_on_gpus_too
 @pytest.mark.parametrize("ratio", [0.0, 0.2, "auto"])
 def test_parts_are_the_graph(
     ranks: RankProcesses, parts: tuple[str, dgl.DGLGraph], ratio: float | str
@@ -122,7 +122,7 @@ def test_parts_are_the_graph(
     ranks.run(on_machines, "abc", _as_one_machine, *parts, ratio)
 
 
-@on_gpus_too
+@machines_on_gpus_too
 def test_parts_of_several_types_are_the_graph(ranks: RankProcesses, tmp_path: Path) -> None:
     for number, options in enumerate([{}, {"graph_formats": ["csc"]}, {"graph_formats": ["csr"]}]):
         of_types = with_weights(of_two_types())
@@ -130,7 +130,7 @@ def test_parts_of_several_types_are_the_graph(ranks: RankProcesses, tmp_path: Pa
         ranks.run(on_machines, "abc", _as_one_machine, path, g, 0.3)
 
 
-@on_gpus_too
+@machines_on_gpus_too
 def test_machines_share_what_was_written(ranks: RankProcesses, tmp_path: Path) -> None:
     for make in _homogeneous, _of_types:
         path = write_partition(make(), tmp_path / make.__name__, ranks.size)
@@ -168,7 +168,7 @@ def _reads_its_own_part(path: str, folder: str) -> None:
         assert store.gather("feat", every).shape[0] == NODES
 
 
-@on_gpus_too
+@machines_on_gpus_too
 def test_a_machine_needs_its_own_part_alone(
     ranks: RankProcesses, parts: tuple[str, dgl.DGLGraph], tmp_path: Path
 ) -> None:
@@ -188,7 +188,7 @@ def _stops_within(path: str) -> None:
             GlobalStore.from_partition(path, replica_ratio=0.2)
 
 
-@on_gpus_too
+@machines_on_gpus_too
 def test_a_machine_that_cannot_go_on_ends_all(
     ranks: RankProcesses, parts: tuple[str, dgl.DGLGraph]
 ) -> None:
@@ -208,7 +208,7 @@ def _has_no_room(path: str, name: str) -> None:
             GlobalStore.from_partition(path, replica_ratio=0.2)
 
 
-@on_gpus_too
+@machines_on_gpus_too
 @pytest.mark.parametrize(
     "name",
     [

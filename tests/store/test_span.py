@@ -19,7 +19,7 @@ from dgl_mgpu.errors import (
     InvalidWeightError,
     RankFailedError,
 )
-from tests.ranks import RankProcesses, on_gpus_too, on_machines
+from tests.ranks import RankProcesses, machines_on_gpus_too, on_machines
 from tests.store.span_graphs import (
     EDGES,
     NODES,
@@ -63,7 +63,7 @@ def _as_one_machine(ratio: float | str, **options: Any) -> int:
         return store.plan.tables["node/_N/feat"].tiers[-1].stop  # rows that are here
 
 
-@on_gpus_too
+@machines_on_gpus_too
 @pytest.mark.parametrize(
     ("ratio", "least", "most"), [(0, 0.75, 1.25), (0.1, 0.8, 1.6), ("auto", 3, 3)]
 )
@@ -77,7 +77,7 @@ def test_machines_are_as_one(
     assert sum(kept) >= NODES
 
 
-@pytest.mark.parametrize("ranks", ["cuda"], indirect=True)
+@pytest.mark.parametrize("ranks", ["machines"], indirect=True)
 def test_machines_whose_gpus_have_little_memory_are_as_one(ranks: RankProcesses) -> None:
     ranks.run(on_machines, "abc", partial(_as_one_machine, 0.1, gpu_memory=20_000))
 
@@ -166,7 +166,7 @@ def _of_two_types_as_one() -> None:
         assert not (found.edges["buys"].data[dgl.EID] % 3 == 0).any()
 
 
-@on_gpus_too
+@machines_on_gpus_too
 def test_several_types_are_as_on_one_machine(ranks: RankProcesses) -> None:
     ranks.run(on_machines, "abc", _of_two_types_as_one)
 
@@ -198,7 +198,7 @@ def _by_weight() -> None:
         assert equal(store.gather("feat", there), g.ndata["feat"][seeds])
 
 
-@on_gpus_too
+@machines_on_gpus_too
 def test_samples_by_weight_are_as_on_one_machine(ranks: RankProcesses) -> None:
     ranks.run(on_machines, "abc", _by_weight)
 
@@ -235,7 +235,7 @@ def _of_edges() -> None:
         assert not comparable or torch.equal(alone[0], together[0])
 
 
-@on_gpus_too
+@machines_on_gpus_too
 def test_mini_batches_of_edges_are_as_on_one_machine(ranks: RankProcesses) -> None:
     ranks.run(on_machines, "abc", _of_edges)
 
@@ -257,7 +257,7 @@ def _hop_by_hop() -> None:
                 nodes = torch.cat([nodes, expected.edges()[0]])
 
 
-@on_gpus_too
+@machines_on_gpus_too
 def test_hops_that_ranks_count_differently_are_as_on_one_machine(ranks: RankProcesses) -> None:
     ranks.run(on_machines, "abc", _hop_by_hop)
 
@@ -278,7 +278,7 @@ def _degrees() -> None:
                 assert equal(store.graph.count_degrees("in", etype), degrees)
 
 
-@on_gpus_too
+@machines_on_gpus_too
 def test_degrees_are_those_of_the_whole_graph(ranks: RankProcesses) -> None:
     ranks.run(on_machines, "abc", _degrees)
 
@@ -395,6 +395,6 @@ def _shuffled() -> None:
     assert not equal(every[0][0][1], every[0][7][1])  # another order in the second pass
 
 
-@on_gpus_too
+@machines_on_gpus_too
 def test_shuffled_batches_are_as_on_one_machine(ranks: RankProcesses) -> None:
     ranks.run(on_machines, "abc", _shuffled)

@@ -15,7 +15,7 @@ from dgl.dataloading import NeighborSampler
 from dgl_mgpu import GlobalStore
 from dgl_mgpu.sampling import dataloading
 from dgl_mgpu.sampling.loader_batches import FrameKey
-from tests.ranks import RankProcesses, on_gpus_too, on_machines
+from tests.ranks import RankProcesses, machines_on_gpus_too, on_machines
 from tests.sampling.side_streams import HostStream
 from tests.store.span_graphs import (
     NODES,
@@ -42,7 +42,7 @@ def _sent(ratio: float) -> tuple[int, int, float]:
         return sent, asked * WIDTH * 4, store.plan.share.remote_reads["node/_N/feat"]
 
 
-@on_gpus_too
+@machines_on_gpus_too
 def test_replicas_save_network(ranks: RankProcesses) -> None:
     alone = ranks.run(on_machines, "abc", _sent, 0)
     of_others = 1 - 1 / ranks.size

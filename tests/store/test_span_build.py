@@ -15,7 +15,7 @@ from dgl_mgpu.errors import (
     PlanDoesNotFitError,
     RankFailedError,
 )
-from tests.ranks import RankProcesses, on_gpus_too, on_machines
+from tests.ranks import RankProcesses, machines_on_gpus_too, on_machines
 from tests.store.span_graphs import NODES, assert_same_batches, equal, power_law
 
 
@@ -36,7 +36,7 @@ def _chosen(little: str) -> tuple[bool, int]:
         return store.graph.spans_machines, store.plan.num_gpus
 
 
-@on_gpus_too
+@machines_on_gpus_too
 def test_the_machine_with_least_memory_decides(ranks: RankProcesses) -> None:
     assert {spans for spans, _ in ranks.run(on_machines, "abc", _chosen, "")} == {False}
     assert {spans for spans, _ in ranks.run(on_machines, "abc", _chosen, "1")} == {True}

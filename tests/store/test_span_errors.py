@@ -30,7 +30,7 @@ from dgl_mgpu.errors import (
 from dgl_mgpu.graph.errors import UnknownFeatureError
 from dgl_mgpu.ops import SampleFuture, SampleKey
 from dgl_mgpu.store.graph import StoreGraph
-from tests.ranks import RankProcesses, on_gpus_too, on_machines
+from tests.ranks import RankProcesses, machines_on_gpus_too, on_machines
 from tests.store.span_graphs import NODES, WIDTH, batches, emulated_gpus, equal, power_law
 from tests.store.unread_ids import unread
 
@@ -111,7 +111,7 @@ def _wrong_on_one_rank(by_kernels: bool = False) -> None:
         assert equal(store.gather("feat", good), g.ndata["feat"][:5])
 
 
-@on_gpus_too
+@machines_on_gpus_too
 def test_what_is_wrong_on_one_rank_is_told_on_all(ranks: RankProcesses) -> None:
     ranks.run(on_machines, "abc", _wrong_on_one_rank)
 

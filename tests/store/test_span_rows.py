@@ -19,7 +19,7 @@ from dgl_mgpu.errors import (
     RankFailedError,
 )
 from dgl_mgpu.store import row_updates
-from tests.ranks import RankProcesses, on_gpus_too, on_machines
+from tests.ranks import RankProcesses, machines_on_gpus_too, on_machines
 from tests.store.span_graphs import EDGES, NODES, WIDTH, equal, power_law
 
 
@@ -34,7 +34,7 @@ def _in_narrow_types() -> None:
         assert 0 < sent < NODES * WIDTH
 
 
-@on_gpus_too
+@machines_on_gpus_too
 def test_rows_are_sent_in_the_type_that_they_are_kept_in(ranks: RankProcesses) -> None:
     ranks.run(on_machines, "abc", _in_narrow_types)
 
@@ -69,7 +69,7 @@ def _written(ratio: float) -> None:
         assert equal(store.gather("feat", every), rows)
 
 
-@on_gpus_too
+@machines_on_gpus_too
 @pytest.mark.parametrize("ratio", [0.0, 0.3])
 def test_rows_are_written_on_all_machines(ranks: RankProcesses, ratio: float) -> None:
     ranks.run(on_machines, "abc", _written, ratio)
@@ -148,6 +148,6 @@ def _learned(path: str) -> None:
         assert torch.equal(embedding(every), found) and embedding.steps == 4
 
 
-@on_gpus_too
+@machines_on_gpus_too
 def test_rows_are_learned_on_all_machines(ranks: RankProcesses, tmp_path: Path) -> None:
     ranks.run(on_machines, "abc", _learned, str(tmp_path / "rows.npz"))

@@ -14,7 +14,7 @@ from dgl_mgpu.errors import (
 from dgl_mgpu.train.checkpoint.checkpoint import Checkpoint
 from dgl_mgpu.train.compose import compose
 from dgl_mgpu.train.minibatch.run import make_trainer
-from tests.ranks import RankProcesses, on_gpus_too, on_machines
+from tests.ranks import RankProcesses, machines_on_gpus_too, on_machines
 from tests.train.jobs import SMALL
 
 
@@ -41,7 +41,7 @@ def _trained_alike(data: str, *overrides: str) -> None:
 # The last round of training and validation has no batch for some ranks.
 
 
-@on_gpus_too
+@machines_on_gpus_too
 @pytest.mark.parametrize("model", ["model=graphsage", "model=rgcn", "model.inputs=learned"])
 def test_training_is_as_with_a_copy_on_each_machine(
     ranks: RankProcesses, data: str, model: str

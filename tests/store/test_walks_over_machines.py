@@ -17,7 +17,7 @@ from dgl_mgpu.errors import (
     RankFailedError,
     UnsupportedByStoreError,
 )
-from tests.ranks import RankProcesses, on_gpus_too, on_machines
+from tests.ranks import RankProcesses, machines_on_gpus_too, on_machines
 from tests.store.test_random_walks import METAPATH, shop
 from tests.store.unread_ids import unread
 
@@ -59,7 +59,7 @@ def _walks(store: GlobalStore, starts: torch.Tensor, options: dict[str, Any]) ->
     return store.graph.random_walk(starts.to(store.device), **options)
 
 
-@on_gpus_too
+@machines_on_gpus_too
 @pytest.mark.parametrize(("idtype", "ratio"), [(torch.int32, 0.0), (torch.int64, 0.2)])
 def test_walks_are_those_of_one_machine(
     ranks: RankProcesses, idtype: torch.dtype, ratio: float
@@ -130,6 +130,6 @@ def test_a_machine_without_room_ends_all(ranks: RankProcesses, name: str) -> Non
     ranks.run(on_machines, "abc", _has_no_room, name)
 
 
-@on_gpus_too
+@machines_on_gpus_too
 def test_what_is_wrong_is_told(ranks: RankProcesses) -> None:
     ranks.run(on_machines, "abc", _wrong)
