@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -69,6 +70,7 @@ def captured(
     try:
         # Other threads, such as NCCL's, may meanwhile make calls that a capture forbids.
         with (
+            _no_garbage_collected(),
             torch.cuda.device(device),
             captured_with(device, stream.cuda_stream) as space,
             torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"),
@@ -94,6 +96,19 @@ def captured(
         return result
 
     return replay
+
+
+@contextlib.contextmanager
+def _no_garbage_collected() -> Iterator[None]:
+    """Within, the garbage collector does not run: what it frees may be a store, which waits for
+    the GPU and frees its memory, and that ends a capture."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 @functools.cache

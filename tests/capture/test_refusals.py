@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import re
 import warnings
@@ -23,7 +24,9 @@ from torch import nn
 
 from dgl_mgpu.capture import calls, check, graphs
 from dgl_mgpu.capture.call import NotCapturable, inside
+from dgl_mgpu.capture.cuda_graph import captured
 from dgl_mgpu.graph.dispatch import tensor_backed_graphs
+from tests.capture.conftest import needs_gpu
 from tests.capture.scripts import (
     CLASSES,
     HOOKS,
@@ -461,3 +464,25 @@ def test_a_model_that_is_compiled_in_place_stays_so(capturing):
             model(blocks, blocks[0].srcdata["feat"]).sum().backward()
     assert len(compiled) == 10
     assert all(kind.graphs is None for kind in kinds_of(model))
+
+
+class _Waits:
+    """Garbage that waits for the GPU when it is collected, as a store does."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+    def __del__(self) -> None:
+        torch.cuda.synchronize()
+
+
+@needs_gpu
+def test_garbage_does_not_end_a_capture():
+    def run() -> torch.Tensor:
+        _Waits()
+        kept = [[] for _ in range(100_000)]  # after so many objects, garbage is collected
+        return torch.ones(3, device="cuda") + len(kept)
+
+    replay = captured(run, torch.device("cuda", torch.cuda.current_device()))
+    assert replay().tolist() == [100_001.0] * 3
+    assert gc.isenabled() and gc.collect() > 0
