@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from dgl_mgpu.comm.communicator import Communicator
+from dgl_mgpu.comm.fabric import DriverError, FabricMemory
 from dgl_mgpu.errors import (
     ConfigError,
     DeviceMemoryError,
@@ -32,6 +33,9 @@ from dgl_mgpu.ops.device import cupy
 # Allocations share a handle with their neighbours unless they fill pages of this size, which
 # are what the driver maps for another process.
 _PAGE = 2 << 20
+# What handles begin with, of memory that processes of other machines can map and of such that only
+# those of this machine can.
+_FABRIC, _IPC = b"F", b"I"
 # CUDA's names for these are not in CuPy's API.
 _OUT_OF_MEMORY = 2
 _REGISTER_PORTABLE_MAPPED = 1 | 2
@@ -54,6 +58,9 @@ class Runtime:
     UnavailableError if CuPy cannot be imported, or the driver gives registered host memory another
     address.
     """
+
+    #: Memory that other machines can map, once some was asked for, where there is such.
+    _fabric: FabricMemory | None = None
 
     def __init__(self) -> None:
         self._index = torch.cuda.current_device()
@@ -81,11 +88,20 @@ class Runtime:
         """Whether all bandwidths of some of them are known."""
         return is_measured(machine, gpus)
 
-    def allocate(self, nbytes: int) -> int:
-        """The address of new memory; DeviceMemoryError if there is too little."""
+    def allocate(self, nbytes: int, over_machines: bool = False) -> int:
+        """The address of new memory; DeviceMemoryError if there is too little.
+
+        With ``over_machines`` it is such that other machines can map, where NVLink joins them.
+        """
         with self._on_device():
             try:
+                fabric = self._find_fabric() if over_machines else None
+                if fabric is not None:
+                    return fabric.allocate(nbytes)
                 return self._runtime.malloc(-(-nbytes // _PAGE) * _PAGE)
+            except DriverError as error:
+                if not error.lacks_memory:
+                    raise
             except self._runtime.CUDARuntimeError as error:
                 if error.status != _OUT_OF_MEMORY:
                     raise
@@ -94,25 +110,49 @@ class Runtime:
     def free(self, address: int) -> None:
         """Give memory back, once no other process maps it."""
         with self._on_device():
-            self._runtime.free(address)
+            if self._fabric is not None and address in self._fabric:
+                self._fabric.free(address)
+            else:
+                self._runtime.free(address)
 
     def share(self, address: int) -> bytes:
         """A handle of allocated memory, for other processes; PeerAccessError if there are none."""
         action = f"share memory of {self.device} with other ranks"
         fix = "hide its links (store.links), or use store.device=cpu"
         with self._raising(PeerAccessError, action, fix):
-            return self._runtime.ipcGetMemHandle(address)
+            if self._fabric is not None and address in self._fabric:
+                return _FABRIC + self._fabric.export(address)
+            return _IPC + self._runtime.ipcGetMemHandle(address)
+
+    @staticmethod
+    def is_for_machines(handle: bytes) -> bool:
+        """Whether processes of other machines may map what a handle names."""
+        return handle.startswith(_FABRIC)
 
     def open(self, handle: bytes) -> int:
         """Map another process's memory; PeerAccessError if it cannot be."""
         action = f"map another rank's GPU memory on {self.device}"
         fix = "hide the link between the two (store.links), or use store.device=cpu"
+        kind, handle = handle[:1], handle[1:]
         with self._raising(PeerAccessError, action, fix):
-            return self._runtime.ipcOpenMemHandle(handle)
+            if kind == _IPC:
+                return self._runtime.ipcOpenMemHandle(handle)
+            fabric = self._find_fabric()
+            if fabric is not None:
+                return fabric.open(handle)
+        raise PeerAccessError(action, "this machine is not among those that NVLink joins", fix)
 
     def close(self, address: int) -> None:
         with self._on_device():
-            self._runtime.ipcCloseMemHandle(address)
+            if self._fabric is not None and address in self._fabric:
+                self._fabric.close(address)
+            else:
+                self._runtime.ipcCloseMemHandle(address)
+
+    def _find_fabric(self) -> FabricMemory | None:
+        if self._fabric is None:
+            self._fabric = FabricMemory.find(self._index)
+        return self._fabric
 
     def register(self, address: int, nbytes: int) -> None:
         """Let kernels use host memory at the address that the host knows it by."""

@@ -122,10 +122,10 @@ class Traffic:
         by_part = [(name, table, [rows]) for (name, table), rows in single.items()]
         by_part += [(name, table, rows.tolist()) for (name, table, _, _), rows in counts.items()]
         for name, table, rows in by_part:
-            parts = list(table.parts())
-            for (tier, part), count in zip(parts, rows[-len(parts) :], strict=True):
+            memories = table.memories
+            for memory, count in zip(memories, rows[-len(memories) :], strict=True):
                 if count:
-                    key = name, table.memory_of(tier, part)
+                    key = name, memory
                     taken.rows[key] += count
                     taken.nbytes[key] += count * table.row_bytes
         for (name, table), count in remote.items():

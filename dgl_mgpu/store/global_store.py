@@ -45,10 +45,11 @@ from dgl_mgpu.store.memory import Blueprint, Store, build
 from dgl_mgpu.store.memory.format import Source
 from dgl_mgpu.store.memory.links import measure_links
 from dgl_mgpu.store.memory.machine import machine, prove_access, with_access
+from dgl_mgpu.store.memory.mapped_machines import map_other_machines
 from dgl_mgpu.store.part_exchange import PartExchange
 from dgl_mgpu.store.part_files import read_part
 from dgl_mgpu.store.partitioned import content_of
-from dgl_mgpu.store.planning import make_blueprint, reads_of
+from dgl_mgpu.store.planning import in_edges_order, make_blueprint, reads_of
 from dgl_mgpu.store.remote import OtherMachines
 from dgl_mgpu.store.span import Bounds, Kept, plan_span
 from dgl_mgpu.utils.unused_memory import give_memory_back
@@ -392,7 +393,7 @@ class GlobalStore:
         def fill() -> Store:
             nonlocal store
             try:
-                store = build(blueprint, ranks, runtime)
+                store = build(blueprint, ranks, runtime, over_machines=bool(bounds))
             except Exception as error:
                 if exchange is not None:
                     exchange.fail(error)
@@ -404,6 +405,9 @@ class GlobalStore:
         try:
             store = machines.run_all("build the store", fill)
             calibrate(store, replace(checked, span="job" if bounds else "machine"), ranks)
+            in_edges = {in_edges_order(ntype): firsts for ntype, firsts in bounds.items()}
+            if bounds and map_other_machines(store, machines, {**bounds, **in_edges}):
+                bounds = {}  # machines that NVLink joins are as one
         except BaseException:
             if store is not None:
                 store.close()

@@ -59,12 +59,12 @@ def make_blueprint(
         orders = {}
         for ntype, hottest in kept.hottest.items():
             orders[ntype] = _order(hottest, kept.features[ntype], read_here.nodes[ntype])
-            orders[_in_edges_order(ntype)] = _order(
+            orders[in_edges_order(ntype)] = _order(
                 hottest, kept.in_edges[ntype], read_here.sampled[ntype]
             )
         for name, source in sources.items():
             if isinstance(source, TopologySource):
-                stored[name] = source.in_order(_in_edges_order(source.position))
+                stored[name] = source.in_order(in_edges_order(source.position))
         rows += rows  # of features and of in-edges
         if shared is not None:  # positions tell which rows are here
             shared = replace(shared, room=max(0, shared.room - _order_bytes(rows)))
@@ -104,7 +104,8 @@ def _order(hottest: np.ndarray, readers: np.ndarray, read_here: np.ndarray) -> n
     return nodes[order_by_hotness(read_here[nodes]).order]
 
 
-def _in_edges_order(ntype: str) -> str:
+def in_edges_order(ntype: str) -> str:
+    """Of nodes of a type, the order in which their in-edges are kept, if features have another."""
     return f"in-edges of {ntype}"
 
 

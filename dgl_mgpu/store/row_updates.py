@@ -28,7 +28,7 @@ from dgl_mgpu.ops import device
 from dgl_mgpu.ops.check import check_ids, check_tensor, raise_at_id_outside
 from dgl_mgpu.ops.scatter import SGD, Adagrad, Adam, AlignedTables, Rule, scatter_rows, update_rows
 from dgl_mgpu.ops.view import RowView
-from dgl_mgpu.placement import HOST, TablePlan
+from dgl_mgpu.placement import HOST
 from dgl_mgpu.store.memory.format import RowFormat, narrow
 from dgl_mgpu.store.memory.table import Table
 
@@ -67,7 +67,7 @@ def write_rows(
         If another rank's arguments are wrong; as with the errors above, nothing is changed.
     """
     action = "write rows of a stored table"
-    shares = torch.tensor(_shares(table.plan, table.rank, action), dtype=torch.int64)
+    shares = torch.tensor(_shares(table, action), dtype=torch.int64)
     changes = _Changes([table], ranks or Communicator.of_all_machines(), action)
     every_id, every_row = changes.of_all_ranks(ids, rows, "new rows")
     changes.make(lambda: scatter_rows(_row_view(table, action), every_id, every_row, shares))
@@ -124,7 +124,7 @@ class SparseOptimizer(ABC):
                 )
         self._tables = AlignedTables.of(
             [_row_view(aligned, action) for aligned in (table, *states)],
-            torch.tensor(_shares(table.plan, table.rank, action), dtype=torch.int64),
+            torch.tensor(_shares(table, action), dtype=torch.int64),
         )
         self._changes = _Changes([table, *states], ranks or Communicator.of_all_machines(), action)
         self.lr = lr
@@ -300,14 +300,15 @@ def _row_view(table: Table, action: str) -> RowView:
     return table.view
 
 
-def _shares(plan: TablePlan, rank: int, action: str) -> list[tuple[int, int]]:
-    """For each part in pointer order, how many ranks write its copy that ``rank`` reads, and
-    this one's place among them.
+def _shares(table: Table, action: str) -> list[tuple[int, int]]:
+    """For each segment in pointer order, how many ranks write the copy that a table's rank reads,
+    and this one's place among them.
 
-    Who holds a copy writes it.  Copies in host memory are dealt out over those who read them:
-    they have it mapped.
+    Who holds a copy writes it, also one of another machine.  Copies in host memory are dealt out
+    over those who read them: they have it mapped.
     """
-    shares = []
+    plan, rank = table.plan, table.rank
+    shares = [(0, 0)] * table.num_mapped
     for tier in plan.tiers:
         if tier.memory == "disk":
             raise InvalidInputError(

@@ -128,8 +128,7 @@ def trains_as_torch(kind: str, name: str, over_ranks: str = "mean") -> None:
     ranks = Communicator.of_this_machine()
     store = make_store(kind, name)
     embedding = store.embedding("emb")
-    memories = {memory for tier, part in embedding._rows.parts()
-                if (memory := embedding._rows.memory_of(tier, part))}  # fmt: skip
+    memories = set(embedding._rows.memories)
     assert memories & {"device", "peer"} and "host" in memories
     assert embedding.device == store.device and store.device.type == (
         "cuda" if kind == "cuda" else "cpu"

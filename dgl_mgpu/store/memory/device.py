@@ -85,9 +85,12 @@ class DeviceMemory:
         """Whether this is the process it was made in and not a fork of it."""
         return self._allocations.is_mine
 
-    def allocate(self, nbytes: int) -> None:
-        """Allocate this rank's block, or raise DeviceMemoryError."""
-        self._allocations.block = self.runtime.allocate(nbytes)
+    def allocate(self, nbytes: int, over_machines: bool = False) -> None:
+        """Allocate this rank's block, or raise DeviceMemoryError.
+
+        With ``over_machines`` also for other machines, where NVLink joins them.
+        """
+        self._allocations.block = self.runtime.allocate(nbytes, over_machines)
 
     def share(self) -> bytes:
         """The handle of this rank's block for other processes, or PeerAccessError."""

@@ -107,6 +107,19 @@ class StoreLayout:
         """Offset of each shard on a GPU in its rank's block."""
         return self._blocks[0]
 
+    def copies(self, table: str, tier: int) -> list[list[tuple[int, int, int]]]:
+        """Of each part of a tier on GPUs, all copies: the rank that holds it, its offset in the
+        rank's block, and its bytes."""
+        placed = self.plan.tables[table].tiers[tier]
+        keys = [
+            [(table, Shard(tier, part, holder)) for holder in holders]
+            for part, holders in enumerate(placed.copies)
+        ]
+        return [
+            [(key[1].holder, self.offsets[key], self.nbytes[key]) for key in of_part]
+            for of_part in keys
+        ]
+
     def block_bytes(self, rank: int) -> int:
         """Size of the block of GPU memory that ``rank`` holds."""
         return self._blocks[1][rank]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -54,6 +55,8 @@ class Table:
         self._staging_bytes = staging_bytes
         self._host_share = host_share
         self._pid = os.getpid()
+        #: Segments of other machines that are read, too, before those of ``segments``.
+        self.num_mapped = 0
         self._view: RowView | GraphView | None = self._map()
 
     @property
@@ -123,6 +126,34 @@ class Table:
         """Whether it can no longer be read."""
         return self._view is None
 
+    def also_read(
+        self, tiers: list[list[int]], pointers: list[list[int]], position: torch.Tensor
+    ) -> None:
+        """Read what GPUs of other machines have, too, from now on.
+
+        ``tiers`` and ``pointers`` are as those of a view, and come before the table's own;
+        ``position`` is that of all rows in both.
+        """
+        view = self.view
+        self.num_mapped, last = len(pointers), tiers[-1]
+        shift = torch.tensor([last[1], last[1], 0, self.num_mapped], device=self.device)
+        addresses = torch.tensor(pointers, dtype=torch.int64, device=self.device)
+        total = last[1] + sum(tier.num_rows for tier in self.plan.tiers)
+        changed: dict[str, Any] = {
+            "tiers": torch.cat([torch.tensor(tiers, device=self.device), view.tiers + shift]),
+            "pointers": torch.cat([addresses.view(-1, *view.pointers.shape[1:]), view.pointers]),
+            "position": position.to(torch_dtype(position_dtype(total))),
+        }
+        if isinstance(view, RowView):
+            first = view.host_start
+            changed |= {"host_start": first if first < 0 else first + last[1], "address": 0}
+        self._view = dataclasses.replace(view, **changed)
+
+    def gpu_segment(self, address: int, nbytes: int) -> DeviceSegment:
+        """Memory of a GPU at an address that this rank's has mapped."""
+        assert self._gpu is not None
+        return DeviceSegment(self._gpu.runtime, address, nbytes)
+
     def use_sms(self, sms: int, host_sms: int) -> None:
         """Limit operators to some of a GPU's multiprocessors, and gathers from host memory to
         ``host_sms``, as :class:`~dgl_mgpu.ops.view.RowView` says."""
@@ -145,10 +176,12 @@ class Table:
         assert isinstance(self.format, RowFormat)
         return self.format.row_bytes
 
-    def parts(self) -> Iterator[tuple[int, int]]:
-        """Tier and part of each segment, in pointer order."""
-        for shard in read_shards(self.plan, self.rank):
-            yield shard.tier, shard.part
+    @property
+    def memories(self) -> list[str]:
+        """Where this rank reads each segment from, as :meth:`memory_of` says, in pointer order."""
+        shards = read_shards(self.plan, self.rank)
+        own = [self.memory_of(shard.tier, shard.part) for shard in shards]
+        return ["peer"] * self.num_mapped + own
 
     def memory_of(self, tier: int, part: int) -> str:
         """Where this rank reads a part from: 'device', 'peer', 'host' or 'disk'."""
@@ -181,6 +214,11 @@ def _closed() -> StoreClosedError:
 def position_dtype(num_rows: int) -> np.dtype:
     """The smallest id type that holds ``num_rows`` positions."""
     return np.dtype(np.int32 if num_rows <= np.iinfo(np.int32).max else np.int64)
+
+
+def torch_dtype(dtype: np.dtype) -> torch.dtype:
+    """An integer type as torch has it."""
+    return torch.from_numpy(np.empty(0, dtype)).dtype
 
 
 def position_array(segment: Segment, num_rows: int) -> np.ndarray:

@@ -64,11 +64,21 @@ class Store:
     """Mapped tables by name (XGNN's global GNN memory store, section 4)."""
 
     tables: dict[str, Table]
-    plan: Plan
+    layout: StoreLayout
     rank: int  # of this process, among the ``num_ranks`` that share the store
     num_ranks: int
     device: torch.device = field(default=torch.device("cpu"))  # where operators on tables run
     gpu: DeviceMemory | None = None  # of this rank; None where all is in shared memory or files
+
+    @property
+    def plan(self) -> Plan:
+        """Where every row is."""
+        return self.layout.plan
+
+    @property
+    def orders(self) -> dict[str, str]:
+        """By table, the order in which rows are kept; '' for that of their ids."""
+        return self.layout.orders
 
     def close(self) -> None:
         """Give all memory back; what was read stays, the tables can no longer be read.
@@ -94,11 +104,19 @@ class Store:
 class RankMemory:
     """One rank's part of a store's memory, while the store is built.
 
-    Without a ``runtime``, the plan's GPU memory is shared memory.
+    Without a ``runtime``, the plan's GPU memory is shared memory.  With ``over_machines`` other
+    machines may map that of GPUs, where NVLink joins them.
     """
 
-    def __init__(self, layout: StoreLayout, ranks: Communicator, runtime: Runtime | None) -> None:
+    def __init__(
+        self,
+        layout: StoreLayout,
+        ranks: Communicator,
+        runtime: Runtime | None,
+        over_machines: bool = False,
+    ) -> None:
         self._layout = layout
+        self._over_machines = over_machines
         self._ranks = ranks
         self._runtime = runtime
         self._files: dict[ShardKey, Segment] = {}
@@ -228,18 +246,23 @@ class RankMemory:
         self.gpu.register(self._window)
         nbytes = self._layout.block_bytes(self._ranks.rank)
         if nbytes:
-            self.gpu.allocate(nbytes)
+            self.gpu.allocate(nbytes, self._over_machines)
         return self.gpu.share() if self._layout.is_shared(self._ranks.rank) else b""
 
 
 def build(
-    blueprint: Blueprint | None, ranks: Communicator, runtime: Runtime | None = None
+    blueprint: Blueprint | None,
+    ranks: Communicator,
+    runtime: Runtime | None = None,
+    *,
+    over_machines: bool = False,
 ) -> Store:
     """Allocate and fill the tables of a blueprint, and map them on every rank.
 
     Collective.  The machine's first rank has the data, reads it once and passes it on chunk by
     chunk; the others, whose ``blueprint`` is ignored, allocate their shards.  Without a ``runtime``
-    of each rank's GPU, the plan's GPU memory is shared memory.
+    of each rank's GPU, the plan's GPU memory is shared memory.  With ``over_machines`` that of GPUs
+    is such that other machines can map, where NVLink joins them.
 
     Raises InvalidInputError if the plan is not one for these sources and ranks; ConfigError if it
     keeps topology of a store on GPUs on disk; SharedMemoryError or DeviceMemoryError, before
@@ -249,7 +272,7 @@ def build(
     on_gpus = runtime is not None
     filler = ranks.run_all(_BUILD, lambda: _filler(blueprint, ranks, on_gpus))
     layout = ranks.broadcast_from_rank0(_BUILD, lambda: _checked_layout(filler))
-    memory = RankMemory(layout, ranks, runtime)
+    memory = RankMemory(layout, ranks, runtime, over_machines)
     try:
         memory.make()
         write = partial(filler.fill, memory) if filler is not None else None
@@ -260,7 +283,7 @@ def build(
         memory.release()
         raise
     device = torch.device("cpu") if runtime is None else runtime.device
-    return Store(tables, layout.plan, ranks.rank, ranks.size, device, memory.gpu)
+    return Store(tables, layout, ranks.rank, ranks.size, device, memory.gpu)
 
 
 def _host_share(plan: Plan, table: str) -> float:

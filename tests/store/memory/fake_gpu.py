@@ -35,6 +35,10 @@ class FakeRuntime:
         Ranks whose memory gets no handle.
     fail_upload : bool
         Whether uploads larger than a page fail.
+    misread : bool
+        Whether other ranks' memory is read as something else.
+    joined : bool
+        Whether NVLink joins the machines, so that all can map memory which is allocated for that.
     """
 
     device = torch.device("cpu")
@@ -49,6 +53,8 @@ class FakeRuntime:
         garbled=(),
         unshared=(),
         fail_upload=False,
+        misread=False,
+        joined=False,
     ) -> None:
         self.rank = rank
         self.gpu = rank if gpu is None else gpu
@@ -56,6 +62,8 @@ class FakeRuntime:
         self.memory = memory
         self.refused, self.garbled, self.unshared = set(refused), set(garbled), set(unshared)
         self.fail_upload = fail_upload
+        self.misread, self.joined = misread, joined
+        self.over_machines: set[int] = set()
         self.blocks: dict[int, Segment] = {}
         self.opened: dict[int, tuple[Segment, int]] = {}
         self.registered: dict[int, int] = {}
@@ -98,12 +106,14 @@ class FakeRuntime:
             rates.append(rate / 2 if repeats > 8 else rate)
         return rates
 
-    def allocate(self, nbytes: int) -> int:
+    def allocate(self, nbytes: int, over_machines: bool = False) -> int:
         if nbytes > self.memory - self.used:
             raise cuda_runtime.out_of_memory(f"fake-{self.gpu}", nbytes, self.memory - self.used)
         block = Segment.create(nbytes + _MAPPERS)
         block.bytes[:nbytes] = 0xA5  # a GPU's memory is not zero at first
         self.blocks[block.address] = block
+        if over_machines and self.joined:
+            self.over_machines.add(block.address)
         self.most_bytes = max(self.most_bytes, self.used)
         return block.address
 
@@ -111,16 +121,23 @@ class FakeRuntime:
         block = self.blocks.pop(address)
         # The driver unmaps what a process had that was killed.
         mappers = [mark for mark in self._mappers(block).tolist() if is_alive(mark)]
-        assert not mappers, "freed while another process has it mapped"
+        # What other machines may map goes with its last mapping.
+        assert not mappers or address in self.over_machines, "freed while another has it mapped"
+        self.over_machines.discard(address)
 
     def share(self, address: int) -> bytes:
         block = self.blocks[address]
         if self.rank in self.unshared:
             raise PeerAccessError("share", "refused", "do not")
-        return f"{self.rank}|{block.nbytes}|{block.path}".encode()
+        kind = "fabric" if address in self.over_machines else "ipc"
+        return f"{kind}|{self.rank}|{block.nbytes}|{block.path}".encode()
+
+    @staticmethod
+    def is_for_machines(handle: bytes) -> bool:
+        return handle.startswith(b"fabric")
 
     def open(self, handle: bytes) -> int:
-        owner, nbytes, path = handle.decode().split("|")
+        _, owner, nbytes, path = handle.decode().split("|")
         assert int(owner) != self.rank, "CUDA does not open a handle where it was made"
         if (self.rank, int(owner)) in self.refused:
             raise PeerAccessError("map", "refused", "do not")
@@ -145,7 +162,8 @@ class FakeRuntime:
         self._at(address, data.nbytes)[:] = data.reshape(-1).view(np.uint8)
 
     def download(self, address: int, nbytes: int) -> np.ndarray:
-        return self._at(address, nbytes).copy()
+        data = self._at(address, nbytes).copy()
+        return data ^ 1 if self.misread and address in self.opened else data
 
     def copy(self, target: int, source: int, nbytes: int) -> None:
         self._at(target, nbytes)[:] = self._at(source, nbytes)

@@ -86,8 +86,8 @@ def _reads_everything(part_bytes: int) -> None:
         mine = sum(
             -(-segment.nbytes // 128) * 128
             for table in store.tables.values()
-            for (tier, part), segment in zip(table.parts(), table._segments, strict=True)
-            if table.memory_of(tier, part) == "device"
+            for memory, segment in zip(table.memories, table._segments, strict=True)
+            if memory == "device"
         )
         assert runtime.used == mine
         assert len(runtime.registered) == len(store.tables)

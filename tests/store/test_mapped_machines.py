@@ -1,0 +1,167 @@
+"""Stores over machines that NVLink joins: rows and edges are read directly, as on one machine.
+
+GPUs are not there (fake_gpu.py), or all on one machine (descriptors.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import dgl
+import pytest
+import torch
+import torch.distributed as dist
+from dgl.dataloading import NeighborSampler
+
+from dgl_mgpu import GlobalStore, SparseAdam
+from dgl_mgpu.comm import cuda_runtime
+from dgl_mgpu.comm.communicator import Communicator
+from dgl_mgpu.errors import PeerAccessError
+from tests.ranks import RankProcesses, machines_on_gpus_too, on_machines
+from tests.store.memory.descriptors import DescriptorMemory
+from tests.store.memory.fake_gpu import FakeRuntime
+from tests.store.memory.gpu_runtimes import CountingRuntime
+from tests.store.span_graphs import NODES, assert_same_batches, equal, of_two_types, power_law
+
+#: Of each table, so that some of it is in the host's memory.
+_PART_ON_GPUS = {"graph_ratio": 0.5, "feature_ratio": 0.5}
+
+
+@contextlib.contextmanager
+def _joined(**options: Any) -> Iterator[FakeRuntime | CountingRuntime]:
+    """This rank's GPU, whose memory ranks of all machines can map; ``options`` are a fake's."""
+    with pytest.MonkeyPatch.context() as patch:
+        runtime: FakeRuntime | CountingRuntime
+        if torch.cuda.is_available():
+            patch.setattr(cuda_runtime, "FabricMemory", DescriptorMemory)
+            runtime = CountingRuntime()
+        else:
+            rank, ranks = dist.get_rank(), Communicator.of_this_machine()
+            runtime = FakeRuntime(rank, ranks.size, ranks.rank, **{"joined": True} | options)
+            runtime.gpus = lambda: [f"fake-{gpu}" for gpu in range(ranks.size)]  # type: ignore[method-assign]
+        patch.setattr(cuda_runtime, "find_runtime", lambda: runtime)
+        yield runtime
+
+
+def _store(g: dgl.DGLGraph, **options: Any) -> GlobalStore:
+    return GlobalStore.from_dgl(
+        g, **{"span": "job", "device": "cuda", "seed": 5, "sms": 0, "replica_ratio": 0.1} | options
+    )
+
+
+def _as_one_machine(options: dict[str, Any], reads_all: bool) -> None:
+    rank = dist.get_rank()
+    draw = torch.Generator().manual_seed(rank)
+    with _joined() as runtime:
+        for g in power_law(), of_two_types():
+            ntypes, sizes = g.ntypes, {ntype: g.num_nodes(ntype) for ntype in g.ntypes}
+            seeds: Any = {n: torch.randperm(sizes[n], generator=draw).to(g.idtype) for n in ntypes}
+            with _store(g, **options) as store:
+                assert store.graph.spans_machines is not reads_all
+                for ntype in ntypes:
+                    every = torch.arange(sizes[ntype], device=store.device)
+                    rows = store.gather("feat", every, ntype)
+                    assert equal(rows, g.nodes[ntype].data["feat"])
+                read = store.graph.traffic.take().rows
+                kinds = {memory for _, memory in read}
+                assert "peer" in kinds and ("remote" in kinds) is not reads_all
+                assert sum(read.values()) == sum(sizes.values())
+                for sampler in (
+                    NeighborSampler([4, 3], prefetch_node_feats=_named("feat", ntypes)),
+                    NeighborSampler([5, 5], replace=True, prefetch_node_feats=_named("feat", ntypes)),
+                ):
+                    some = seeds if len(ntypes) > 1 else seeds[ntypes[0]][:50]
+                    assert_same_batches(g, store, sampler, some)
+        assert runtime.is_empty
+
+
+def _named(name: str, ntypes: list[str]) -> Any:
+    return [name] if len(ntypes) == 1 else {ntype: [name] for ntype in ntypes}
+
+
+@machines_on_gpus_too
+@pytest.mark.parametrize(
+    ("options", "reads_all"),
+    [({}, True), ({"replica_ratio": 0.0}, True), (_PART_ON_GPUS, False)],
+    ids=["replicas", "none", "in the host's memory"],
+)
+def test_machines_are_as_one(
+    ranks: RankProcesses, options: dict[str, Any], reads_all: bool
+) -> None:
+    ranks.run(on_machines, "abc", _as_one_machine, options, reads_all)
+
+
+@pytest.fixture(scope="module")
+def four_ranks() -> Iterator[RankProcesses]:
+    processes = RankProcesses(4)
+    yield processes
+    processes.close()
+
+
+@pytest.mark.parametrize("options", [{}, _PART_ON_GPUS])
+def test_machines_of_two_ranks_are_as_one(
+    four_ranks: RankProcesses, options: dict[str, Any]
+) -> None:
+    four_ranks.run(on_machines, "aabb", _as_one_machine, options, options != _PART_ON_GPUS)
+
+
+def _written(options: dict[str, Any]) -> None:
+    g, rank = power_law(), dist.get_rank()
+    draw = torch.Generator().manual_seed(3)
+    with _joined() as runtime, _store(g, embeddings={"emb": 4}, **options) as store:
+        every, expected = torch.arange(NODES, device=store.device), g.ndata["feat"].clone()
+        for number in range(dist.get_world_size()):
+            ids = torch.randint(NODES, (60 * number,), generator=draw)
+            rows = torch.randn(len(ids), *expected.shape[1:], generator=draw)
+            for at, row in zip(ids, rows, strict=True):
+                expected[at] = row
+            if number == rank:
+                mine = ids, rows
+        store.graph.ndata["feat"][mine[0].to(store.device)] = mine[1].to(store.device)
+        assert equal(store.gather("feat", every), expected)
+        embedding = store.embedding("emb")
+        optimizer = SparseAdam([embedding], lr=0.1)
+        reference = torch.nn.Embedding(NODES, 4, sparse=True)
+        with torch.no_grad():
+            reference.weight.copy_(embedding(every))
+        theirs = torch.optim.SparseAdam(reference.parameters(), lr=0.1)
+        for _ in range(3):
+            batches = [torch.randint(NODES, (50,), generator=draw) for _ in range(3)]
+            (embedding(batches[rank].to(store.device)) ** 2).sum().backward()
+            optimizer.step()
+            theirs.zero_grad()
+            size = dist.get_world_size()
+            sum((reference(ids) ** 2).sum() / size for ids in batches[:size]).backward()
+            theirs.step()
+        with torch.no_grad():
+            assert torch.allclose(embedding(every).cpu(), reference.weight, atol=1e-5)
+    assert runtime.is_empty
+
+
+@machines_on_gpus_too
+@pytest.mark.parametrize("options", [{}, _PART_ON_GPUS], ids=["GPUs", "and the host"])
+def test_rows_are_written_and_learned(ranks: RankProcesses, options: dict[str, Any]) -> None:
+    ranks.run(on_machines, "abc", _written, options)
+
+
+def _not_mapped(options: dict[str, Any]) -> None:
+    g = power_law()
+    with _joined(**options) as runtime, _store(g) as store:
+        assert store.graph.spans_machines
+        every = torch.arange(NODES, device=store.device)
+        assert equal(store.gather("feat", every), g.ndata["feat"])
+        memories = {memory for _, memory in store.graph.traffic.take().rows}
+        assert memories == {"device", "remote"}
+        store.close()
+    assert runtime.is_empty
+
+
+@pytest.mark.parametrize(
+    "options", [{"joined": False}, {"refused": [(1, 2)]}, {"unshared": [2]}, {"misread": True}]
+)
+def test_what_one_rank_cannot_read_is_asked_for(
+    ranks: RankProcesses, options: dict[str, Any]
+) -> None:
+    ranks.run(on_machines, "abc", _not_mapped, options)
