@@ -62,8 +62,10 @@ class FabricMemory:
 
             memory = cls(driver, index)
             address = memory.allocate(1)
-            memory.export(address)
-            memory.free(address)
+            try:
+                memory.export(address)
+            finally:
+                memory.free(address)
         except (ImportError, DriverError):  # of an older driver or GPU, or without IMEX
             return None
         return memory

@@ -74,7 +74,9 @@ class GraphFeatures:
         shown = of if isinstance(of, str) else of[1]
         name = name if self._structure.is_homogeneous else f"{shown}.{name}"
         others = self._structure.others
-        remote = None if others is None or not isinstance(of, str) else others.table(name, of)
+        remote = None
+        if others is not None and isinstance(of, str) and not table.reads_all:
+            remote = others.table(name, of)
         return TableStorage(name, table, self._traffic, remote, others)
 
     def storage(self, of: NodeOrEdgeType, name: str) -> TableStorage:

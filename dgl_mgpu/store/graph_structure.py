@@ -123,6 +123,12 @@ class GraphStructure:
             )
         return matches[0]
 
+    @property
+    def others_with_edges(self) -> OtherMachines | None:
+        """The machines to ask for edges, where there are any that this one does not read."""
+        tables = (self._store.tables[name] for name in self._topology_tables.values())
+        return None if all(table.reads_all for table in tables) else self.others
+
     def told(self, what: str) -> AbstractContextManager[None]:
         """Have other machines told of an error, of what all ranks were about to do together."""
         return contextlib.nullcontext() if self.others is None else self.others.told(what)

@@ -205,7 +205,7 @@ class StoreSampler:
     def _uniform_plan(self, fanouts: Sequence[Any], replace: bool) -> UniformPlan | None:
         """What samples uniformly with as little of the host's time as may be; None if it cannot."""
         structure = self.structure
-        if structure.others is not None or not structure.is_homogeneous:
+        if structure.others_with_edges is not None or not structure.is_homogeneous:
             return None
         key = *fanouts, replace
         try:
@@ -345,7 +345,7 @@ class StoreSampler:
         replace: bool,
     ) -> SampleFuture[list[EtypeBlock]]:
         seeds, of_hops, weights, excluded = checked
-        views, others = self.structure.views(), self.structure.others
+        views, others = self.structure.views(), self.structure.others_with_edges
         arguments = views, seeds, of_hops, key
         if not excluded and others is None:
             return sample_hops_async(*arguments, replace=replace, weights=weights)
@@ -372,7 +372,7 @@ class StoreSampler:
     ) -> Callable[..., dict[CanonicalEtype, SampledNeighbors]]:
         """Samples the edges of each type, with the parameters of `sample_etype_neighbors`, of
         weights by feature ``prob``.  Hops of blocks are numbered alike on all ranks."""
-        others = self.structure.others
+        others = self.structure.others_with_edges
         if others is None:
             return sample_etype_neighbors
         return partial(others.sample_etype_neighbors, prob, is_numbered)

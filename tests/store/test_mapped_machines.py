@@ -18,7 +18,6 @@ from dgl.dataloading import NeighborSampler
 from dgl_mgpu import GlobalStore, SparseAdam
 from dgl_mgpu.comm import cuda_runtime
 from dgl_mgpu.comm.communicator import Communicator
-from dgl_mgpu.errors import PeerAccessError
 from tests.ranks import RankProcesses, machines_on_gpus_too, on_machines
 from tests.store.memory.descriptors import DescriptorMemory
 from tests.store.memory.fake_gpu import FakeRuntime
@@ -67,10 +66,14 @@ def _as_one_machine(options: dict[str, Any], reads_all: bool) -> None:
                 read = store.graph.traffic.take().rows
                 kinds = {memory for _, memory in read}
                 assert "peer" in kinds and ("remote" in kinds) is not reads_all
+                asks_for_edges = store.graph._structure.others_with_edges is not None
+                assert asks_for_edges is ("graph_ratio" in options)
                 assert sum(read.values()) == sum(sizes.values())
                 for sampler in (
                     NeighborSampler([4, 3], prefetch_node_feats=_named("feat", ntypes)),
-                    NeighborSampler([5, 5], replace=True, prefetch_node_feats=_named("feat", ntypes)),
+                    NeighborSampler(
+                        [5, 5], replace=True, prefetch_node_feats=_named("feat", ntypes)
+                    ),
                 ):
                     some = seeds if len(ntypes) > 1 else seeds[ntypes[0]][:50]
                     assert_same_batches(g, store, sampler, some)
@@ -84,8 +87,13 @@ def _named(name: str, ntypes: list[str]) -> Any:
 @machines_on_gpus_too
 @pytest.mark.parametrize(
     ("options", "reads_all"),
-    [({}, True), ({"replica_ratio": 0.0}, True), (_PART_ON_GPUS, False)],
-    ids=["replicas", "none", "in the host's memory"],
+    [
+        ({}, True),
+        ({"replica_ratio": 0.0}, True),
+        ({"feature_ratio": 0.5}, False),
+        (_PART_ON_GPUS, False),
+    ],
+    ids=["replicas", "none", "features in the host's memory", "and edges"],
 )
 def test_machines_are_as_one(
     ranks: RankProcesses, options: dict[str, Any], reads_all: bool

@@ -8,19 +8,21 @@ Rows that others have in host memory are still asked for.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 from dgl_mgpu.comm.communicator import Communicator
 from dgl_mgpu.errors import PeerAccessError
-from dgl_mgpu.store.memory.device import DeviceMemory, DeviceSegment
+from dgl_mgpu.store.memory.device import DeviceMemory
 from dgl_mgpu.store.memory.format import CSCFormat, EdgeIds, TableFormat
 from dgl_mgpu.store.memory.table import Table
 from dgl_mgpu.store.memory.tables import Store
+
+log = logging.getLogger(__name__)
 
 _ACTION = "map the GPUs of other machines"
 #: Of each rank's memory, which others read to see that they have mapped it.
@@ -53,23 +55,19 @@ def map_other_machines(
     store: Store, machines: Communicator, bounds: Mapping[str, Sequence[int]]
 ) -> bool:
     """Have a store's tables read what other machines have on their GPUs, too, where NVLink joins
-    these.
+    these, and know whether they read all rows then (`Table.reads_all`).
 
     Collective of all ranks of the job; ``machines`` are those at this one's place of each, and
     ``bounds`` the first row of each machine and the end of the last, by the order in which rows are
-    kept.  Returns whether each rank reads all rows directly now, and need not ask for any.
+    kept.  Returns whether all tables read all rows, so that no rank need ask another machine.
     """
     everyone = Communicator.of_all_machines()
     mine = everyone.run_all(_ACTION, lambda: _offer(store))
-    offers = {
-        (machine, rank): _Offer(*offer)
-        for machine, rank, offer in everyone.all_gather((machines.rank, store.rank, tuple(mine)))
-    }
-    if not all(offer.may_be_mapped for offer in offers.values()):
+    here, gpu = machines.rank, store.gpu
+    offers: dict[tuple[int, int], _Offer] = dict(everyone.all_gather(((here, store.rank), mine)))
+    if gpu is None or not all(offer.may_be_mapped for offer in offers.values()):
         return False
-    assert store.gpu is not None
-    here = machines.rank
-    blocks = everyone.run_all(_ACTION, lambda: _mapped_blocks(store.gpu, offers, here))
+    blocks = everyone.run_all(_ACTION, lambda: _mapped_blocks(gpu, offers, here))
     if not all(everyone.all_gather(blocks is not None)):
         return False
     assert blocks is not None
@@ -79,26 +77,39 @@ def map_other_machines(
         for order, firsts in sorted(bounds.items())
     }
 
-    def read() -> bool:
-        reads_all = True
+    def read() -> set[str]:
+        """The tables of which this rank reads all rows then."""
+        reads_all = set()
         for name, table in store.tables.items():
             order = store.orders[name]
             if order:
                 others = _Others(table, name, of_machines, blocks, bounds[order], at_owners[order])
-                reads_all &= others.are_read_by(here, store.rank)
+                others.are_read_by(here, store.rank)
+            if table.keeps_all_rows or bool((table.view.position >= 0).all()):
+                reads_all.add(name)
         return reads_all
 
-    return all(everyone.all_gather(everyone.run_all(_ACTION, read)))
+    of_all = set.intersection(*everyone.all_gather(everyone.run_all(_ACTION, read)))
+    for name in of_all:
+        store.tables[name].reads_all = True
+    if everyone.rank == 0:
+        log.info(
+            "NVLink joins the machines: GPUs read those of others directly, and all rows of %d of "
+            "%d tables",
+            len(of_all),
+            len(store.tables),
+        )
+    return len(of_all) == len(store.tables)
 
 
 def _offer(store: Store) -> _Offer:
     gpu, layout = store.gpu, store.layout
     if gpu is None:
         return _Offer(False, b"", b"", {})
-    tables = {}
+    tables: dict[str, tuple[bool, str, list[_Tier]]] = {}
     for name, table_format in layout.formats.items() if store.rank == 0 else ():
         tiers = [
-            (tier.start, tier.stop, layout.copies(name, index))
+            _Tier(tier.start, tier.stop, layout.copies(name, index))
             for index, tier in enumerate(layout.plan.tables[name].tiers)
             if tier.memory == "gpu"
         ]
@@ -162,11 +173,11 @@ class _Others:
         self._table, self._name, self._of_machines = table, name, of_machines
         self._blocks, self._bounds, self._at_owners = blocks, bounds, at_owners
 
-    def are_read_by(self, machine: int, rank: int) -> bool:
-        """Have the table of a machine's rank read them; whether it has all rows then."""
+    def are_read_by(self, machine: int, rank: int) -> None:
+        """Have the table of a machine's rank read them, too."""
         view = self._table.view
         if getattr(view, "disk", None) is not None:  # whose cache goes by the table's own positions
-            return self._table.keeps_all_rows
+            return
         tiers: list[list[int]] = []
         pointers: list[list[int]] = []
         own, rows = view.position.long(), 0
@@ -192,7 +203,6 @@ class _Others:
         position = torch.where(own >= 0, own + rows, position)
         if tiers:
             self._table.also_read(tiers, pointers, position)
-        return bool((position >= 0).all())
 
     def _pointers(self, edge_ids: str, address: int, nbytes: int, num_rows: int) -> list[int]:
         """Those of a segment, by its machine's kind of edge ids."""

@@ -57,6 +57,8 @@ class Table:
         self._pid = os.getpid()
         #: Segments of other machines that are read, too, before those of ``segments``.
         self.num_mapped = 0
+        #: Whether all ranks of a store over machines read all rows, wherever they are.
+        self.reads_all = False
         self._view: RowView | GraphView | None = self._map()
 
     @property
