@@ -45,9 +45,8 @@ def _joined(**options: Any) -> Iterator[FakeRuntime | CountingRuntime]:
 
 
 def _store(g: dgl.DGLGraph, **options: Any) -> GlobalStore:
-    return GlobalStore.from_dgl(
-        g, **{"span": "job", "device": "cuda", "seed": 5, "sms": 0, "replica_ratio": 0.1} | options
-    )
+    options = {"span": "job", "device": "cuda", "sms": 0, "replica_ratio": 0.1} | options
+    return GlobalStore.from_dgl(g, seed=5, **options)
 
 
 def _as_one_machine(options: dict[str, Any], reads_all: bool) -> None:
@@ -69,19 +68,12 @@ def _as_one_machine(options: dict[str, Any], reads_all: bool) -> None:
                 asks_for_edges = store.graph._structure.others_with_edges is not None
                 assert asks_for_edges is ("graph_ratio" in options)
                 assert sum(read.values()) == sum(sizes.values())
-                for sampler in (
-                    NeighborSampler([4, 3], prefetch_node_feats=_named("feat", ntypes)),
-                    NeighborSampler(
-                        [5, 5], replace=True, prefetch_node_feats=_named("feat", ntypes)
-                    ),
-                ):
+                features: Any = ["feat"] if len(ntypes) == 1 else {of: ["feat"] for of in ntypes}
+                for replace in False, True:
+                    sampler = NeighborSampler([4, 3], replace=replace, prefetch_node_feats=features)
                     some = seeds if len(ntypes) > 1 else seeds[ntypes[0]][:50]
                     assert_same_batches(g, store, sampler, some)
         assert runtime.is_empty
-
-
-def _named(name: str, ntypes: list[str]) -> Any:
-    return [name] if len(ntypes) == 1 else {ntype: [name] for ntype in ntypes}
 
 
 @machines_on_gpus_too
