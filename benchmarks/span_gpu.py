@@ -2,7 +2,9 @@
 
 Each rank stands in for a machine with one GPU, and has a store of its own part.  Ranks reach each
 other by NCCL, whose messages take the network's way also between GPUs of one host, unless
-``--links=any`` lets them take NVLink's.
+``--links=any`` lets them take NVLink's.  With ``--links=mapped`` they map each other's memory, as
+machines do that NVLink joins, but by file descriptors in place of fabric handles.  Ranks may share
+a GPU: then times compare with each other alone.
 
 Rows: distinct ids whose rows the other machine has, gathered through the store, beside the
 all-to-all of NCCL's own of as many bytes, and beside pylibwholegraph's gather from memory of its
@@ -45,7 +47,8 @@ import dgl  # isort: skip
 
 from benchmarks.figures import Figure, Report
 from benchmarks.peers.wholegraph import Gather, WholeGraph, connect
-from dgl_mgpu.comm import communicator
+from benchmarks.ranks_as_machines import DescriptorMemory, be_machine
+from dgl_mgpu.comm import cuda_runtime
 from dgl_mgpu.comm.communicator import Communicator
 
 #: Of the bytes in a second of NCCL's own all-to-all.
@@ -140,7 +143,8 @@ class Bench:
         found = store.gather("feat", ids)
         if not torch.equal(found.cpu(), self._graph.ndata["feat"][ids.cpu()]):
             raise ValueError("other rows were gathered than the nodes have")
-        nbytes = store.graph.traffic.take().nbytes["feat", "remote"]
+        memory = "peer" if self._options.links == "mapped" else "remote"
+        nbytes = store.graph.traffic.take().nbytes["feat", memory]
         if nbytes != found.nbytes:
             raise ValueError(f"{nbytes} bytes of {found.nbytes} were another machine's")
         sends = [count if other == (rank - 1) % ranks else 0 for other in range(ranks)]
@@ -384,18 +388,15 @@ def main() -> None:
         help="of the bytes; steps are left out where none is named",
     )  # fmt: skip
     parser.add_argument("--no-peer", action="store_true", help="leave pylibwholegraph out")
-    parser.add_argument("--links", choices=("network", "any"), default="network")
+    parser.add_argument("--links", choices=("network", "any", "mapped"), default="network")
     parser.add_argument("--out", type=Path, help="write the figures here, as JSON")
     options = parser.parse_args()
-    rank = int(os.environ["RANK"])
     if options.links == "network":
         os.environ.update(NCCL_P2P_DISABLE="1", NCCL_SHM_DISABLE="1")
-    device = torch.device("cpu")
-    if torch.cuda.is_available():
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-        torch.cuda.set_device(device)
+    if options.links == "mapped":
+        cuda_runtime.FabricMemory = DescriptorMemory  # type: ignore[misc]
+    device = be_machine(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
     dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
-    communicator._machine_id = lambda: str(rank)  # ranks of one host are machines here
     try:
         Bench(options, device).run()
     finally:

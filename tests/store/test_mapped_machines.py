@@ -1,6 +1,6 @@
 """Stores over machines that NVLink joins: rows and edges are read directly, as on one machine.
 
-GPUs are not there (fake_gpu.py), or all on one machine (descriptors.py).
+GPUs are not there (fake_gpu.py), or all on one machine (ranks_as_machines.py).
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import torch
 import torch.distributed as dist
 from dgl.dataloading import NeighborSampler
 
+from benchmarks.ranks_as_machines import DescriptorMemory
 from dgl_mgpu import GlobalStore, SparseAdam
 from dgl_mgpu.comm import cuda_runtime
 from dgl_mgpu.comm.communicator import Communicator
 from tests.ranks import RankProcesses, machines_on_gpus_too, on_machines
-from tests.store.memory.descriptors import DescriptorMemory
 from tests.store.memory.fake_gpu import FakeRuntime
 from tests.store.memory.gpu_runtimes import CountingRuntime
 from tests.store.span_graphs import NODES, assert_same_batches, equal, of_two_types, power_law
