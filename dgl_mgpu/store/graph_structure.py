@@ -85,6 +85,11 @@ class GraphStructure:
         self.ntypes = list(num_nodes)
         self.canonical_etypes = list(canonical_etypes)
         self._topology_tables = {etype: topology_table(etype) for etype in canonical_etypes}
+        #: Those to ask for edges, where there are any that this machine does not read.
+        self.others_with_edges = others
+        edges = (store.tables[name] for name in self._topology_tables.values())
+        if others is not None and all(table.reads_all for table in edges):
+            self.others_with_edges = None
         self.device = self._kept(canonical_etypes[0]).tiers.device
 
     @property
@@ -122,12 +127,6 @@ class GraphStructure:
                 "name one of them as (source type, edge type, destination type)",
             )
         return matches[0]
-
-    @property
-    def others_with_edges(self) -> OtherMachines | None:
-        """The machines to ask for edges, where there are any that this one does not read."""
-        tables = (self._store.tables[name] for name in self._topology_tables.values())
-        return None if all(table.reads_all for table in tables) else self.others
 
     def told(self, what: str) -> AbstractContextManager[None]:
         """Have other machines told of an error, of what all ranks were about to do together."""
