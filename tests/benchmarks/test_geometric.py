@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import types
 
 import pytest
 import torch
 
-from benchmarks import geometric_cpu as program
-from benchmarks.geometric_cpu import (
+from benchmarks import geometric as program
+from benchmarks.geometric import (
     ALIKE,
     GRAPHS,
     SIDES,
+    SettingError,
     Side,
     figure_of,
     require_alike,
@@ -25,8 +27,9 @@ from benchmarks.peers.geometric import why_no_loader
 
 needs_loader = pytest.mark.skipif(bool(why_no_loader()), reason=why_no_loader())
 OPTIONS = argparse.Namespace(
-    nodes=4000, edges=60_000, batch=64, batches=4, fanouts=[5, 3], workers=[0, 1], threads=[1]
-)
+    nodes=4000, edges=60_000, batch=64, batches=4, fanouts=[5, 3], workers=[0, 1], threads=[1],
+    warm_up=0, seconds=math.inf,
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module", params=GRAPHS)
@@ -79,12 +82,47 @@ def test_all_sides_are_timed_in_their_best_settings(tmp_path, monkeypatch, capsy
     assert (load["case"], step["case"]) == ("load, communities", "step, communities")
     for figure in (load, step):
         for each in ("ms", "losses", *ALIKE):
-            assert set(figure[each]) == set(SIDES)
+            assert set(figure[each]) == set(SIDES["cpu"])
         for name, swept in figure["swept_ms"].items():
             assert swept[figure["setting"][name]] == min(swept.values())
             assert len(figure["turns"][name]) == 2
+            assert not figure["failed"][name]
     assert len(load["swept_ms"]["peer"]) == 3 and len(step["swept_ms"]["peer"]) == 9
     assert "step, communities: binary" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["binary", pytest.param("peer", marks=needs_loader)])
+def test_an_epoch_ends_when_it_was_timed_for_long_enough(graph, name) -> None:
+    options = argparse.Namespace(**{**vars(OPTIONS), "warm_up": 1, "seconds": 0.0})
+    with Side(name, graph, options) as side:
+        # Another epoch begins after one that was left.
+        assert all(side.ask("load", each) > 0 for each in side.loadings for _ in range(3))
+
+
+def test_settings_that_fail_are_left_out() -> None:
+    class Asked:
+        loadings = ("slow", "broken", "fast")
+        layouts = ("first", "second")
+
+        def ask(self, what: str, loading: str, layout: str) -> float:
+            if loading == "broken":
+                raise SettingError("no shared memory")
+            return {"slow": 9.0, "fast": 1.0}[loading] + (layout == "first")
+
+    found = program.sweeps(Asked(), finalists=1)
+    assert found["load"].ms == {("slow", "first"): 10.0, ("fast", "first"): 2.0}
+    assert found["load"].failed == {("broken", "first"): "no shared memory"}
+    assert found["step"].best == ("fast", "second") and len(found["step"].ms) == 2
+    assert len(program.sweeps(Asked(), finalists=None)["step"].ms) == 4
+    with pytest.raises(SettingError, match=r"load failed .*no shared memory"):
+        program.sweep(Asked(), "load", ["broken"], ["first"])
+
+
+def test_what_a_script_cannot_do_is_raised(graph) -> None:
+    with Side("binary", graph, OPTIONS) as side:
+        with pytest.raises(SettingError, match="KeyError: 'no such loading'"):
+            side.ask("load", "no such loading")
+        assert side.ask("load") > 0
 
 
 def test_turns_are_compared_one_by_one() -> None:

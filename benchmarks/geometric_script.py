@@ -1,14 +1,18 @@
-"""Mini-batches of a graph on the CPU, and GraphSAGE on them, by DGL or by torch-geometric.
+"""Mini-batches of a graph, and GraphSAGE on them, by DGL or by torch-geometric, on a CPU or a GPU.
 
-:mod:`benchmarks.geometric_cpu` runs it and asks for what it measures, by a line of JSON for each;
-the answers are lines of JSON, too.  The first one, unasked, names what can be chosen:
+:mod:`benchmarks.geometric` runs it and asks for what it measures, by a line of JSON for each; the
+answers are lines of JSON, too.  The first one, unasked, names what can be chosen:
 
-- ``loadings``: workers that sample, threads of the script's own process, and which of both gather
-  the features;
+- ``loadings``: workers that sample, threads of the script's own process, and who gathers the
+  features;
 - ``layouts``: what a layer's edges are to the model.
 
+On a GPU, DGL's graph and features are there; torch-geometric samples on the CPU, and has the
+features where it samples or all of them on the GPU.
+
 Both sides train on the same seeds in the same order, and their models begin with the same numbers.
-A loader and its workers stay from epoch to epoch; the first epoch of a loader is not counted.
+A loader and its workers stay from epoch to epoch; not counted is the first epoch of a loader, or
+with ``--warm-up`` so many batches of each, and those that workers' queues hold.
 """
 
 from __future__ import annotations
@@ -17,8 +21,10 @@ import argparse
 import gc
 import itertools
 import json
+import math
 import sys
 import time
+import traceback
 from typing import NamedTuple
 
 import torch
@@ -29,17 +35,21 @@ HIDDEN, LEARNING_RATE = 256, 1e-3
 EPOCHS = 3
 
 
+#: Who gathers the features: the script's process where they are gathered, the workers, or the GPU
+#: of all that it has.
+PROCESS, WORKERS, GPU = "", ", which gather", ", the GPU gathers"
+
+
 class Loading(NamedTuple):
-    """How batches are made: features are gathered by workers, or else by the script's process."""
+    """How batches are made."""
 
     workers: int
     threads: int
-    by_workers: bool = False
+    gathers: str
 
     @property
     def name(self):
-        by_workers = ", which gather" if self.by_workers else ""
-        return f"{self.workers} workers{by_workers}, {self.threads} threads"
+        return f"{self.workers} workers{self.gathers}, {self.threads} threads"
 
 
 class Sampled(NamedTuple):
@@ -51,12 +61,14 @@ class Sampled(NamedTuple):
     src_nodes: torch.Tensor
     num_dst: int
 
+    def cpu(self):
+        return Sampled(*(tensor.cpu() for tensor in self[:-1]), self.num_dst)
+
 
 class Dgl:
     """DGL's loader and layers, as its user guide has them."""
 
     layouts = ("blocks",)
-    by_workers = (False,)  # a batch that is taken from the loader gets its features then
 
     def __init__(self, told):
         import dgl
@@ -64,8 +76,14 @@ class Dgl:
         from benchmarks.time_to_accuracy_script import SAGE, read_graph
 
         self._dgl, self._told, self._sage = dgl, told, SAGE
-        self._graph, self._seeds, _ = read_graph(told.graph)
-        self.csc = self._graph.adj_tensors("csc")[:2]
+        graph, seeds, _ = read_graph(told.graph)
+        self.csc = graph.adj_tensors("csc")[:2]
+        self._graph, self._seeds = graph.to(told.device), seeds.to(told.device)
+        # A batch that is taken from the loader gets its features then.
+        workers = told.workers if told.device.type == "cpu" else [0]
+        self.loadings = [
+            Loading(*each, PROCESS) for each in itertools.product(workers, told.threads)
+        ]
 
     def set_threads(self, threads):
         torch.set_num_threads(threads)
@@ -78,7 +96,11 @@ class Dgl:
         return self._dgl.dataloading.DataLoader(
             self._graph, self._seeds, sampler, batch_size=self._told.batch,
             num_workers=loading.workers, persistent_workers=loading.workers > 0,
+            device=self._told.device,
         )  # fmt: skip
+
+    def batches(self, loader):
+        return iter(loader)
 
     def rows(self, batch):
         _, _, blocks = batch
@@ -114,8 +136,6 @@ class Dgl:
 class Geometric:
     """torch-geometric's loader, and its layers on no more of a batch than each needs."""
 
-    by_workers = (False, True)
-
     def __init__(self, told):
         from torch_geometric.data import Data
         from torch_geometric.sampler import NeighborSampler
@@ -127,8 +147,21 @@ class Geometric:
         self.csc = found["indptr"], found["indices"]
         targets = torch.repeat_interleave(self.csc[0].diff())
         edges = torch.stack([self.csc[1], targets])
-        self._data = Data(x=found["feat"], y=found["label"], edge_index=edges)
+        self._feat, self._label = found["feat"], found["label"]
+        self._data = Data(x=self._feat, y=self._label, edge_index=edges)
         self._seeds = found["train"]
+        gathers = PROCESS, WORKERS
+        if told.device.type == "cuda":
+            # Workers by its own choice; the GPU spares copies of features.
+            gathers = WORKERS, GPU
+            self._bare = Data(num_nodes=len(found["label"]), edge_index=edges)
+            self._feat, self._label = self._feat.to(told.device), self._label.to(told.device)
+        product = itertools.product(told.workers, told.threads, gathers)
+        every = (
+            Loading(workers, threads, PROCESS if who == WORKERS and not workers else who)
+            for workers, threads, who in product
+        )
+        self.loadings = list(dict.fromkeys(every))
         # One for all loaders: it turns the edges into CSC, which is not timed.
         self._sampler = NeighborSampler(self._data, told.fanouts, is_sorted=True)
 
@@ -138,11 +171,24 @@ class Geometric:
     def loader(self, loading):
         from torch_geometric.loader import NeighborLoader
 
+        on_gpu = self._told.device.type == "cuda"
         return NeighborLoader(
-            self._data, self._told.fanouts, self._seeds, neighbor_sampler=self._sampler,
-            batch_size=self._told.batch, filter_per_worker=loading.by_workers,
-            num_workers=loading.workers, persistent_workers=loading.workers > 0,
+            self._bare if loading.gathers == GPU else self._data,
+            self._told.fanouts, self._seeds, neighbor_sampler=self._sampler,
+            # What a loader pins is what it has gathered.
+            batch_size=self._told.batch, filter_per_worker=on_gpu or loading.gathers == WORKERS,
+            num_workers=loading.workers, persistent_workers=loading.workers > 0, pin_memory=on_gpu,
         )  # fmt: skip
+
+    def batches(self, loader):
+        if self._told.device.type == "cpu":
+            yield from loader
+            return
+        for batch in loader:
+            batch.to(self._told.device, "edge_index", "n_id", "x", "y", non_blocking=True)
+            if "x" not in batch:
+                batch.x, batch.y = self._feat[batch.n_id], self._label[batch.n_id]
+            yield batch
 
     def rows(self, batch):
         return batch.x, batch.y[: batch.batch_size]
@@ -151,7 +197,7 @@ class Geometric:
         from benchmarks.peers.geometric import Geometric
 
         hidden = [HIDDEN] * (len(self._told.fanouts) - 1)
-        widths = [self._data.num_features, *hidden, int(self._data.y.max()) + 1]
+        widths = [self._feat.shape[1], *hidden, int(self._label.max()) + 1]
         return Geometric(self._layouts[layout].layer, itertools.pairwise(widths))
 
     def parameters(self, layer):
@@ -197,12 +243,10 @@ class Timed:
     """What one side is asked for."""
 
     def __init__(self, side, told):
-        self._side = side
+        self._side, self._told = side, told
         self._loading = self._loader = None
         self._trained = {}
-        product = itertools.product(told.workers, told.threads, side.by_workers)
-        every = [Loading(*each) for each in product if each[0] or not each[2]]
-        self._loadings = {each.name: each for each in every}
+        self._loadings = {each.name: each for each in side.loadings}
 
     def choices(self):
         return {"loadings": list(self._loadings), "layouts": list(self._side.layouts)}
@@ -214,15 +258,15 @@ class Timed:
     def step(self, loading, layout):
         """Milliseconds of a batch and of training on it."""
         if layout not in self._trained:
-            self._trained[layout] = Training(self._side, layout)
+            self._trained[layout] = Training(self._side, layout, self._told.device)
         return self._epoch_ms(loading, self._trained[layout].step)
 
     def losses(self, loading, layout):
         """The mean loss of each epoch of a model."""
         self._use(loading)
-        training, found = Training(self._side, layout), []
+        training, found = Training(self._side, layout, self._told.device), []
         for _ in range(EPOCHS):
-            each = [training.step(batch) for batch in self._loader]
+            each = [training.step(batch) for batch in self._side.batches(self._loader)]
             found.append(torch.stack(each).mean().item())
         return found
 
@@ -232,33 +276,53 @@ class Timed:
 
         self._use(loading)
         each = []
-        for batch in self._loader:
+        for batch in self._side.batches(self._loader):
             if not each:
                 layers, fanouts = self._side.sampled(batch)
-                check(layers, *self._side.csc, fanouts)
+                check([layer.cpu() for layer in layers], *self._side.csc, fanouts)
             each.append(self._side.work(batch))
         inputs = sum(one["inputs"] for one in each) / len(each)
         edges = torch.tensor([one["edges"] for one in each], dtype=torch.float64).mean(0)
         return {"inputs": inputs, "edges": edges.tolist()}
 
     def _epoch_ms(self, loading, use):
-        if self._use(loading):
-            self._epoch(use)
-        begin = time.perf_counter()
-        self._epoch(use)
-        return 1e3 * (time.perf_counter() - begin) / len(self._loader)
-
-    def _epoch(self, use):
-        for batch in self._loader:
+        is_new, warm_up = self._use(loading), self._told.warm_up
+        if is_new and not warm_up:
+            for batch in self._side.batches(self._loader):
+                use(batch)
+        batches = self._side.batches(self._loader)
+        # Two batches of each worker are in its queue.
+        for batch in itertools.islice(batches, warm_up and warm_up + 2 * self._loading.workers):
             use(batch)
+        begin = self._now()
+        for count, batch in enumerate(batches, start=1):
+            use(batch)
+            # Workers' batches come in rounds, one of each, and a part of a round has no time.
+            is_round = count % max(1, self._loading.workers) == 0
+            if is_round and time.perf_counter() - begin > self._told.seconds:
+                break
+        return 1e3 * (self._now() - begin) / count
+
+    def _now(self):
+        if self._told.device.type == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+    def forget(self):
+        """Have no loader, and end its workers."""
+        if self._loader is not None:
+            # Where torch keeps workers.  Of a loader in a cycle of references, as torch-geometric's
+            # are, the collector ends queues first: each worker is then waited for in vain.
+            self._loader._iterator = None
+        self._loading = self._loader = None
 
     def _use(self, name):
         """Have the loader be of this name; whether it is new."""
         loading = self._loadings[name]
         if loading == self._loading:
             return False
-        self._loader = None
-        gc.collect()  # which ends its workers; the next ones must not inherit them
+        self.forget()
+        gc.collect()  # the next workers must not inherit it
         self._side.set_threads(loading.threads)
         self._loading, self._loader = loading, self._side.loader(loading)
         return True
@@ -267,7 +331,7 @@ class Timed:
 class Training:
     """A model and its optimizer."""
 
-    def __init__(self, side, layout):
+    def __init__(self, side, layout, device):
         self._side, self._layout = side, layout
         self._model = side.model(layout)
         draw = torch.Generator().manual_seed(0)
@@ -278,6 +342,7 @@ class Training:
                 for weight in (neigh, own):
                     weight.uniform_(-bound, bound, generator=draw)
                 bias.zero_()
+        self._model.to(device)
         self._optimizer = torch.optim.Adam(self._model.parameters(), LEARNING_RATE, fused=True)
 
     def step(self, batch):
@@ -293,15 +358,23 @@ class Training:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--side", choices=tuple(SIDES), required=True)
-    parser.add_argument("--graph", required=True, help="what benchmarks.geometric_cpu wrote")
+    parser.add_argument("--graph", required=True, help="what benchmarks.geometric wrote")
     parser.add_argument("--fanouts", type=int, nargs="+", required=True, help="from the seeds on")
+    parser.add_argument("--device", type=torch.device, required=True)
     parser.add_argument("--batch", type=int, required=True)
     parser.add_argument("--workers", type=int, nargs="+", required=True)
     parser.add_argument("--threads", type=int, nargs="+", required=True)
+    parser.add_argument("--warm-up", type=int, default=0, help="batches of each epoch")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="of a timed epoch")
     told = parser.parse_args()
     timed = Timed(SIDES[told.side](told), told)
     print(json.dumps(timed.choices()), flush=True)
     for line in sys.stdin:
         asked = json.loads(line)
-        found = getattr(timed, asked["what"])(asked["loading"], asked["layout"])
+        try:
+            found = {"found": getattr(timed, asked["what"])(asked["loading"], asked["layout"])}
+        except Exception as error:  # a setting that fails is left out; others are tried
+            traceback.print_exc()
+            timed.forget()
+            found = {"failed": f"{type(error).__name__}: {error}"}
         print(json.dumps(found), flush=True)
