@@ -107,6 +107,27 @@ def test_machines_of_two_ranks_are_as_one(
     four_ranks.run(on_machines, "aabb", _as_one_machine, options, options != _PART_ON_GPUS)
 
 
+def _finds_edges(ratio: float) -> None:
+    g = power_law()
+    by_target = torch.argsort(g.edges()[1], stable=True)
+    g = dgl.edge_subgraph(g, by_target, relabel_nodes=False)  # edge ids are in the store's order
+    with _joined() as runtime, _store(g, replica_ratio=ratio) as store:
+        assert not store.graph.spans_machines
+        eids = torch.arange(g.num_edges(), device=store.device)
+        for found, expected in zip(store.graph.find_edges(eids), g.edges(), strict=True):
+            assert equal(found, expected)
+        assert equal(store.graph.in_degrees(), g.in_degrees())
+        store.close()
+    assert runtime.is_empty
+
+
+# With 1.0, more rows and edges are mapped than there are.
+@machines_on_gpus_too
+@pytest.mark.parametrize("ratio", [0.0, 1.0])
+def test_edges_are_found_by_their_ids(ranks: RankProcesses, ratio: float) -> None:
+    ranks.run(on_machines, "abc", _finds_edges, ratio)
+
+
 def _written(options: dict[str, Any]) -> None:
     g, rank = power_law(), dist.get_rank()
     draw = torch.Generator().manual_seed(3)
