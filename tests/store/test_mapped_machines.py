@@ -19,6 +19,8 @@ from benchmarks.ranks_as_machines import DescriptorMemory
 from dgl_mgpu import GlobalStore, SparseAdam
 from dgl_mgpu.comm import cuda_runtime
 from dgl_mgpu.comm.communicator import Communicator
+from dgl_mgpu.ops import GraphView
+from dgl_mgpu.ops.view import STOP
 from tests.ranks import RankProcesses, machines_on_gpus_too, on_machines
 from tests.store.memory.fake_gpu import FakeRuntime
 from tests.store.memory.gpu_runtimes import CountingRuntime
@@ -105,6 +107,31 @@ def test_machines_of_two_ranks_are_as_one(
     four_ranks: RankProcesses, options: dict[str, Any]
 ) -> None:
     four_ranks.run(on_machines, "aabb", _as_one_machine, options, options != _PART_ON_GPUS)
+
+
+def _most_positions() -> int:
+    g = power_law()
+    options = {"replica_ratio": 0.8, "feature_ratio": 0.25, "graph_ratio": 0.25}
+    with _joined() as runtime, _store(g, **options) as store:
+        assert store.graph.spans_machines
+        every = torch.arange(NODES, device=store.device)
+        assert equal(store.gather("feat", every), g.ndata["feat"])
+        most = 0
+        for name, table in store._store.tables.items():
+            view, num_positions = table.view, int(table.view.tiers[-1, STOP])
+            if name.startswith("node"):
+                most = max(most, num_positions)
+            # Kernels count on it where they put rows in order.
+            in_order = view.ordered_from if isinstance(view, GraphView) else view.host_start >= 0
+            assert not in_order or num_positions <= view.num_rows
+        store.close()
+    assert runtime.is_empty
+    return most
+
+
+@machines_on_gpus_too
+def test_replicas_that_nobody_reads(ranks: RankProcesses) -> None:
+    assert max(ranks.run(on_machines, "abc", _most_positions)) > NODES
 
 
 def _by_target(sources: torch.Tensor, targets: torch.Tensor, sizes: dict[str, int]) -> dgl.DGLGraph:

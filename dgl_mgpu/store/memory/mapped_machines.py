@@ -80,7 +80,7 @@ def map_other_machines(
         reads_all = set()
         for name, table in store.tables.items():
             order = store.orders[name]
-            if order:
+            if order and not table.keeps_all_rows:
                 others = _Others(table, name, of_machines, blocks, bounds[order], at_owners[order])
                 others.are_read_by(here, store.rank)
             if table.keeps_all_rows or bool((table.view.position >= 0).all()):
