@@ -138,7 +138,7 @@ def test_memory_that_gets_no_handle_is_asked_for() -> None:
     driver = _Driver(cuMemExportToShareableHandle="CUDA_ERROR_NOT_PERMITTED")
     runtime._fabric = FabricMemory(driver, 0)
     address = runtime.allocate(10, over_machines=True)
-    with pytest.raises(PeerAccessError, match="share memory of cpu.*NOT_PERMITTED"):
+    with pytest.raises(PeerAccessError, match=r"share memory of cpu.*NOT_PERMITTED"):
         runtime.share(address)
     runtime.free(address)
     assert not driver.left

@@ -136,9 +136,9 @@ def test_replicas_that_nobody_reads(ranks: RankProcesses) -> None:
 
 def _by_target(sources: torch.Tensor, targets: torch.Tensor, sizes: dict[str, int]) -> dgl.DGLGraph:
     """Edges whose ids are in the order in which a store keeps edges, to the last type of nodes."""
-    first, last = list(sizes)[0], list(sizes)[-1]
+    types = list(sizes)
     ends = sources, targets.sort()[0]
-    return dgl.heterograph({(first, "to", last): ends}, sizes)
+    return dgl.heterograph({(types[0], "to", types[-1]): ends}, sizes)
 
 
 def _finds_edges(ratio: float) -> None:
