@@ -215,7 +215,7 @@ class Runtime:
         with self._on_device():
             try:
                 yield
-            except self._runtime.CUDARuntimeError as error:
+            except (self._runtime.CUDARuntimeError, DriverError) as error:
                 raise kind(action, str(error), fix) from error
 
     @contextmanager

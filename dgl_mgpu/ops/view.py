@@ -145,6 +145,9 @@ class RowView:
     address : int
         Of the first row, if all rows follow each other from there in the order of their positions;
         0 otherwise.
+    num_positions : int
+        Positions are in ``[0, num_positions)``, where tiers have more rows than are read there; 0
+        where they are in ``[0, num_rows)``.
     """
 
     tiers: Tensor
@@ -161,6 +164,7 @@ class RowView:
     host_reads: HostReads | None = None
     disk: DiskRows | None = None
     address: int = 0
+    num_positions: int = 0
 
     def __post_init__(self) -> None:
         _keep_mapped(self.pointers, self.owner)

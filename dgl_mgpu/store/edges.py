@@ -276,10 +276,12 @@ class _EdgeLocations:
 
     ``firsts`` has the id of the first edge of every ``_RUN``-th row.  ``tiers``, shape
     (segments, 4), makes all edges a table of scalars, each segment a tier.  Both are int64.
+    ``num_kept`` are the edges in all segments, which may have some more than once.
     """
 
     firsts: torch.Tensor
     tiers: torch.Tensor
+    num_kept: int
 
 
 def _locate_edges(view: GraphView, edge_ids: EdgeIds) -> _EdgeLocations:
@@ -289,14 +291,18 @@ def _locate_edges(view: GraphView, edge_ids: EdgeIds) -> _EdgeLocations:
     counts = [view.num_edges]
     if edge_ids is EdgeIds.FIRST:
         # A segment's edges end where the row behind its last one would begin.
+        tiers_of_rows = view.tiers.tolist()
         last = [
             rows[-1] if len(rows := range(start + part, stop, parts)) else -1
-            for start, stop, parts, _ in view.tiers.tolist()
+            for start, stop, parts, _ in tiers_of_rows
             for part in range(parts)
         ]
         bounds = _bounds(view, edge_ids)
         behind = with_fields(
-            bounds, pointers=bounds.pointers + bounds.row_bytes, position=view.position[:0]
+            bounds,
+            pointers=bounds.pointers + bounds.row_bytes,
+            num_rows=tiers_of_rows[-1][STOP],  # ids are positions
+            position=view.position[:0],
         )
         ends = gather_rows(behind, torch.tensor(last, device=device).clamp_(min=0))[:, 0]
         counts = [end if row >= 0 else 0 for end, row in zip(ends.tolist(), last, strict=True)]
@@ -305,7 +311,9 @@ def _locate_edges(view: GraphView, edge_ids: EdgeIds) -> _EdgeLocations:
         [stop - count, stop, 1, segment]
         for segment, (count, stop) in enumerate(zip(counts, stops.tolist(), strict=True))
     ]
-    locations = _EdgeLocations(firsts, torch.tensor(tiers, dtype=torch.int64).to(device))
+    locations = _EdgeLocations(
+        firsts, torch.tensor(tiers, dtype=torch.int64).to(device), sum(counts)
+    )
     if firsts.is_cuda:
         # Another stream may be the next to read them.
         torch.cuda.current_stream(device).synchronize()
@@ -347,7 +355,7 @@ def _ends_by_location(
         # Behind the last row is another segment.
         location = torch.where(eids < view.num_edges, location, -1)
     indices = RowView(
-        locations.tiers, view.pointers[:, INDICES].contiguous(), view.num_edges, (), idtype,
+        locations.tiers, view.pointers[:, INDICES].contiguous(), locations.num_kept, (), idtype,
         view.position[:0], view.owner, sms=view.sms,
     )  # fmt: skip
     return Ends(gather_rows(indices, location), targets.to(idtype))

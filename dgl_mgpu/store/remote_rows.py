@@ -98,12 +98,13 @@ class ReceivedRows:
                 view,
                 tiers=self._tiers_of(table, view, room, size),
                 pointers=pointers,
-                num_rows=first + view.num_rows,
+                num_rows=first + (view.num_positions or view.num_rows),
                 position=positions,
                 owner=(view.owner, received),
                 host_start=view.host_start if view.host_start < 0 else first + view.host_start,
                 disk=None,
                 address=0,
+                num_positions=0,
             )
             for table, view, pointers in zip(tables, views, parts, strict=True)
         ]

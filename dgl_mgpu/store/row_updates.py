@@ -67,7 +67,7 @@ def write_rows(
         If another rank's arguments are wrong; as with the errors above, nothing is changed.
     """
     action = "write rows of a stored table"
-    shares = torch.tensor(_shares(table, action), dtype=torch.int64)
+    shares = _shares(table, action)
     changes = _Changes([table], ranks or Communicator.of_all_machines(), action)
     every_id, every_row = changes.of_all_ranks(ids, rows, "new rows")
     changes.make(lambda: scatter_rows(_row_view(table, action), every_id, every_row, shares))
@@ -124,7 +124,7 @@ class SparseOptimizer(ABC):
                 )
         self._tables = AlignedTables.of(
             [_row_view(aligned, action) for aligned in (table, *states)],
-            torch.tensor(_shares(table, action), dtype=torch.int64),
+            _shares(table, action),
         )
         self._changes = _Changes([table, *states], ranks or Communicator.of_all_machines(), action)
         self.lr = lr
@@ -300,9 +300,9 @@ def _row_view(table: Table, action: str) -> RowView:
     return table.view
 
 
-def _shares(table: Table, action: str) -> list[tuple[int, int]]:
+def _shares(table: Table, action: str) -> torch.Tensor:
     """For each segment in pointer order, how many ranks write the copy that a table's rank reads,
-    and this one's place among them.
+    and this one's place among them; int64, shape (segments, 2).
 
     Who holds a copy writes it, also one of another machine.  Copies in host memory are dealt out
     over those who read them: they have it mapped.
@@ -325,4 +325,4 @@ def _shares(table: Table, action: str) -> list[tuple[int, int]]:
                 shares.append((1, 0) if holder == rank else (0, 0))
             else:
                 shares.append((len(readers), readers.index(rank)))
-    return shares
+    return torch.tensor(shares, dtype=torch.int64).view(-1, 2)

@@ -8,7 +8,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
+from dgl_mgpu.comm.cuda_runtime import Runtime
 from dgl_mgpu.comm.fabric import DriverError, FabricMemory
 from dgl_mgpu.errors import PeerAccessError
 
@@ -123,4 +125,20 @@ def test_without_imex_there_is_no_such_memory(
     driver = _Driver(**{failing: "CUDA_ERROR_NOT_PERMITTED"})
     monkeypatch.setattr(bindings, "driver", driver)
     assert FabricMemory.find(0) is None
+    assert not driver.left
+
+
+def test_memory_that_gets_no_handle_is_asked_for() -> None:
+    """As elsewhere where memory is not shared: a store then does without."""
+    runtime = object.__new__(Runtime)
+    runtime._index, runtime.device = 0, torch.device("cpu")
+    runtime._runtime = SimpleNamespace(
+        CUDARuntimeError=OSError, getDevice=lambda: 0, setDevice=lambda index: None
+    )
+    driver = _Driver(cuMemExportToShareableHandle="CUDA_ERROR_NOT_PERMITTED")
+    runtime._fabric = FabricMemory(driver, 0)
+    address = runtime.allocate(10, over_machines=True)
+    with pytest.raises(PeerAccessError, match=r"share memory of cpu.*NOT_PERMITTED"):
+        runtime.share(address)
+    runtime.free(address)
     assert not driver.left

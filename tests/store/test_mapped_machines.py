@@ -19,6 +19,8 @@ from benchmarks.ranks_as_machines import DescriptorMemory
 from dgl_mgpu import GlobalStore, SparseAdam
 from dgl_mgpu.comm import cuda_runtime
 from dgl_mgpu.comm.communicator import Communicator
+from dgl_mgpu.ops import GraphView
+from dgl_mgpu.ops.view import STOP
 from tests.ranks import RankProcesses, machines_on_gpus_too, on_machines
 from tests.store.memory.fake_gpu import FakeRuntime
 from tests.store.memory.gpu_runtimes import CountingRuntime
@@ -105,6 +107,63 @@ def test_machines_of_two_ranks_are_as_one(
     four_ranks: RankProcesses, options: dict[str, Any]
 ) -> None:
     four_ranks.run(on_machines, "aabb", _as_one_machine, options, options != _PART_ON_GPUS)
+
+
+def _most_positions() -> int:
+    g = power_law()
+    options = {"replica_ratio": 0.8, "feature_ratio": 0.25, "graph_ratio": 0.25}
+    with _joined() as runtime, _store(g, **options) as store:
+        assert store.graph.spans_machines
+        every = torch.arange(NODES, device=store.device)
+        assert equal(store.gather("feat", every), g.ndata["feat"])
+        most = 0
+        for name, table in store._store.tables.items():
+            view, num_positions = table.view, int(table.view.tiers[-1, STOP])
+            if name.startswith("node"):
+                most = max(most, num_positions)
+            # Kernels count on it where they put rows in order.
+            in_order = view.ordered_from if isinstance(view, GraphView) else view.host_start >= 0
+            assert not in_order or num_positions <= view.num_rows
+        store.close()
+    assert runtime.is_empty
+    return most
+
+
+@machines_on_gpus_too
+def test_replicas_that_nobody_reads(ranks: RankProcesses) -> None:
+    assert max(ranks.run(on_machines, "abc", _most_positions)) > NODES
+
+
+def _by_target(sources: torch.Tensor, targets: torch.Tensor, sizes: dict[str, int]) -> dgl.DGLGraph:
+    """Edges whose ids are in the order in which a store keeps edges, to the last type of nodes."""
+    types = list(sizes)
+    ends = sources, targets.sort()[0]
+    return dgl.heterograph({(types[0], "to", types[-1]): ends}, sizes)
+
+
+def _finds_edges(ratio: float) -> None:
+    draw = torch.Generator().manual_seed(3)
+    hot = 60 * torch.rand(900, generator=draw) ** 3
+    for g in (
+        _by_target(hot.long(), torch.randint(60, (900,), generator=draw), {"user": 60}),
+        # One machine has all edges.
+        _by_target(hot.long(), torch.zeros(900).long(), {"user": 60, "country": 1}),
+    ):
+        with _joined() as runtime, _store(g, replica_ratio=ratio) as store:
+            assert not store.graph.spans_machines
+            eids = torch.arange(g.num_edges(), device=store.device)
+            for found, expected in zip(store.graph.find_edges(eids), g.edges(), strict=True):
+                assert equal(found, expected)
+            assert equal(store.graph.in_degrees(), g.in_degrees())
+            store.close()
+        assert runtime.is_empty
+
+
+# With some replicas machines map more edges than there are.
+@machines_on_gpus_too
+@pytest.mark.parametrize("ratio", [0.0, 0.2])
+def test_edges_are_found_by_their_ids(ranks: RankProcesses, ratio: float) -> None:
+    ranks.run(on_machines, "abc", _finds_edges, ratio)
 
 
 def _written(options: dict[str, Any]) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import dgl
 import numpy as np
 import pytest
 import torch
@@ -151,3 +152,28 @@ def _learned(path: str) -> None:
 @machines_on_gpus_too
 def test_rows_are_learned_on_all_machines(ranks: RankProcesses, tmp_path: Path) -> None:
     ranks.run(on_machines, "abc", _learned, str(tmp_path / "rows.npz"))
+
+
+def _learned_of_one_node(path: str) -> None:
+    """One machine has all rows there are."""
+    u = torch.arange(9)
+    edges = {("user", "in", "country"): (u, u * 0), ("user", "knows", "user"): (u, u)}
+    g = dgl.heterograph(edges, {"user": 9, "country": 1})
+    options = {"span": "job", "replica_ratio": 0, "embeddings": {"country": {"emb": 4}}}
+    with GlobalStore.from_dgl(g, **options) as store:
+        embedding = store.embedding("emb", "country")
+        node = torch.zeros(1, dtype=torch.int64, device=store.device)
+        row = embedding(node).detach()
+        embedding.save(path)
+        mine = node[: dist.get_rank() == 0]
+        embedding.write(mine, torch.zeros(len(mine), 4, device=store.device))
+        embedding.load(path)
+        assert row.any() and torch.equal(embedding(node), row)
+        embedding(node).sum().backward()
+        dgl_mgpu.SparseAdam([embedding], lr=0.1).step()
+        assert torch.allclose(embedding(node), row - 0.1)
+
+
+@machines_on_gpus_too
+def test_rows_of_one_machine_are_saved_by_all(ranks: RankProcesses, tmp_path: Path) -> None:
+    ranks.run(on_machines, "abc", _learned_of_one_node, str(tmp_path / "rows.npz"))

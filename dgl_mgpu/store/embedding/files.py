@@ -41,7 +41,8 @@ def save_tables(path: Path, tables: Mapping[str, Table], steps: int, ranks: Comm
     raise RankFailedError.
     """
     action = f"save rows to {path}"
-    if all(table.keeps_all_rows for table in tables.values()):
+    reads_all = all(table.keeps_all_rows or table.reads_all for table in tables.values())
+    if all(ranks.all_gather(reads_all)):  # also where one machine has all rows, and others none
         ranks.broadcast_from_rank0(
             action, lambda: _write(path, tables, steps, _rows_of(tables.values()))
         )
@@ -112,7 +113,9 @@ def _rows_of_all(tables: Iterable[Table], ranks: Communicator) -> Iterator[torch
         for run in _chunks(table):
             ids = torch.arange(run.start, run.stop, device=table.device)
             # A machine's first rank brings its rows; there are others' as well that are the same.
-            here = ids[view.position[ids] >= 0] if table.rank == 0 else ids[:0]
+            here = ids if table.rank == 0 else ids[:0]
+            if not table.keeps_all_rows:
+                here = here[view.position[here] >= 0]
             mine = [here, gather_rows(view, here)]
             every_id, every_row = ranks.all_gather_cat("save rows", mine)
             rows = torch.empty(len(run), *view.row_shape, dtype=view.dtype, device=table.device)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +17,6 @@ import torch
 from dgl_mgpu.comm.communicator import Communicator
 from dgl_mgpu.errors import PeerAccessError
 from dgl_mgpu.store.memory.device import DeviceMemory
-from dgl_mgpu.store.memory.format import CSCFormat, EdgeIds, TableFormat
 from dgl_mgpu.store.memory.table import Table
 from dgl_mgpu.store.memory.tables import Store
 
@@ -47,8 +45,8 @@ class _Offer(NamedTuple):
     may_be_mapped: bool
     handle: bytes
     begin: bytes
-    #: By table: whether rows have an order of their own, the kind of edge ids, and tiers.
-    tables: dict[str, tuple[bool, str, list[_Tier]]]
+    #: By table: whether rows have an order of their own, and tiers.
+    tables: dict[str, tuple[bool, list[_Tier]]]
 
 
 def map_other_machines(
@@ -82,7 +80,7 @@ def map_other_machines(
         reads_all = set()
         for name, table in store.tables.items():
             order = store.orders[name]
-            if order:
+            if order and not table.keeps_all_rows:
                 others = _Others(table, name, of_machines, blocks, bounds[order], at_owners[order])
                 others.are_read_by(here, store.rank)
             if table.keeps_all_rows or bool((table.view.position >= 0).all()):
@@ -106,15 +104,14 @@ def _offer(store: Store) -> _Offer:
     gpu, layout = store.gpu, store.layout
     if gpu is None:
         return _Offer(False, b"", b"", {})
-    tables: dict[str, tuple[bool, str, list[_Tier]]] = {}
-    for name, table_format in layout.formats.items() if store.rank == 0 else ():
+    tables: dict[str, tuple[bool, list[_Tier]]] = {}
+    for name in layout.formats if store.rank == 0 else ():
         tiers = [
             _Tier(tier.start, tier.stop, layout.copies(name, index))
             for index, tier in enumerate(layout.plan.tables[name].tiers)
             if tier.memory == "gpu"
         ]
-        edge_ids = table_format.edge_ids.name if isinstance(table_format, CSCFormat) else ""
-        tables[name] = bool(layout.orders[name]), edge_ids, tiers
+        tables[name] = bool(layout.orders[name]), tiers
     if not gpu.block:
         return _Offer(True, b"", b"", tables)
     try:
@@ -185,7 +182,7 @@ class _Others:
         for other, tables in self._of_machines.items():
             if other == machine:
                 continue
-            is_ordered, edge_ids, of_other = tables[self._name]
+            is_ordered, of_other = tables[self._name]
             run = slice(self._bounds[other], self._bounds[other + 1])
             at = self._at_owners[run]
             if not is_ordered:
@@ -198,15 +195,9 @@ class _Others:
                     holder, offset, nbytes = of_part[rank % len(of_part)]
                     block = self._blocks.get((other, holder), 0)  # none for no bytes
                     num_rows = len(range(start + part, stop, len(copies)))
-                    pointers.append(self._pointers(edge_ids, block + offset, nbytes, num_rows))
+                    segment = self._table.gpu_segment(block + offset, nbytes)
+                    pointers.append(self._table.format.pointers(segment, num_rows))
                 rows += stop - start
         position = torch.where(own >= 0, own + rows, position)
         if tiers:
             self._table.also_read(tiers, pointers, position)
-
-    def _pointers(self, edge_ids: str, address: int, nbytes: int, num_rows: int) -> list[int]:
-        """Those of a segment, by its machine's kind of edge ids."""
-        table_format: TableFormat = self._table.format
-        if isinstance(table_format, CSCFormat):
-            table_format = replace(table_format, edge_ids=EdgeIds[edge_ids])
-        return table_format.pointers(self._table.gpu_segment(address, nbytes), num_rows)

@@ -148,7 +148,11 @@ class Table:
         }
         if isinstance(view, RowView):
             first = view.host_start
-            changed |= {"host_start": first if first < 0 else first + last[1], "address": 0}
+            host_start = first if first < 0 else first + last[1]
+            changed |= {"host_start": host_start, "address": 0, "num_positions": total}
+        if total > view.num_rows:
+            # Kernels that put rows of host memory in order take them for those of fewer positions.
+            changed |= {"host_start": -1} if isinstance(view, RowView) else {"host_share": 0.0}
         self._view = dataclasses.replace(view, **changed)
 
     def gpu_segment(self, address: int, nbytes: int) -> DeviceSegment:

@@ -270,7 +270,7 @@ def build(
     cannot map memory that the plan has it read; RankFailedError if another rank failed.
     """
     on_gpus = runtime is not None
-    filler = ranks.run_all(_BUILD, lambda: _filler(blueprint, ranks, on_gpus))
+    filler = ranks.run_all(_BUILD, lambda: _filler(blueprint, ranks, on_gpus, over_machines))
     layout = ranks.broadcast_from_rank0(_BUILD, lambda: _checked_layout(filler))
     memory = RankMemory(layout, ranks, runtime, over_machines)
     try:
@@ -315,14 +315,16 @@ def _map_tables(layout: StoreLayout, rank: int, memory: RankMemory) -> dict[str,
     }
 
 
-def _filler(blueprint: Blueprint | None, ranks: Communicator, on_gpus: bool) -> _Filler | None:
+def _filler(
+    blueprint: Blueprint | None, ranks: Communicator, on_gpus: bool, over_machines: bool
+) -> _Filler | None:
     if ranks.rank != 0:
         return None
     if blueprint is None:
         raise InvalidInputError(
             _BUILD, "the machine's first rank passed no data", "pass the data on that rank"
         )
-    return _Filler(blueprint, ranks.size, on_gpus)
+    return _Filler(blueprint, ranks.size, on_gpus, over_machines)
 
 
 def _checked_layout(filler: _Filler | None) -> StoreLayout:
@@ -334,7 +336,9 @@ def _checked_layout(filler: _Filler | None) -> StoreLayout:
 class _Filler:
     """Writes a blueprint's data into segments, on the machine's first rank."""
 
-    def __init__(self, blueprint: Blueprint, num_ranks: int, on_gpus: bool) -> None:
+    def __init__(
+        self, blueprint: Blueprint, num_ranks: int, on_gpus: bool, over_machines: bool
+    ) -> None:
         _check(blueprint, num_ranks, on_gpus)
         plans = {name: blueprint.plan.tables[name] for name in blueprint.sources}
         # An order of all rows matters only with several tiers: all rows of a tier are equally fast
@@ -351,7 +355,7 @@ class _Filler:
             order: blueprint.sources[name].num_rows for name, order in order_of.items() if order
         }
         self._writers = {
-            name: _writer(source, plans[name], self._orders.get(order_of[name]))
+            name: _writer(source, plans[name], self._orders.get(order_of[name]), over_machines)
             for name, source in blueprint.sources.items()
         }
         self._positions = {
@@ -386,12 +390,15 @@ class _Filler:
             position[order] = np.arange(len(order), dtype=position.dtype)
 
 
-def _writer(source: Source, plan: TablePlan, order: np.ndarray | None) -> RowWriter | CSCWriter:
+def _writer(
+    source: Source, plan: TablePlan, order: np.ndarray | None, over_machines: bool
+) -> RowWriter | CSCWriter:
     if isinstance(source, FeatureSource):
         return RowWriter(source, order)
     if source.eids is not None:
         return CSCWriter(source, order, EdgeIds.STORED)
     in_order = order is None and len(plan.tiers) == 1 and plan.tiers[0].parts == 1
+    in_order &= not over_machines  # which have ids alike, and not all of them all edges
     return CSCWriter(source, order, EdgeIds.POSITIONS if in_order else EdgeIds.FIRST)
 
 
