@@ -88,14 +88,19 @@ class Runtime:
         """Whether all bandwidths of some of them are known."""
         return is_measured(machine, gpus)
 
-    def allocate(self, nbytes: int, over_machines: bool = False) -> int:
+    def is_joined(self) -> bool:
+        """Whether NVLink joins this GPU to those of other machines, which can map its memory."""
+        with self._on_device():
+            return self._find_fabric() is not None
+
+    def allocate(self, nbytes: int, joined: bool = False) -> int:
         """The address of new memory; DeviceMemoryError if there is too little.
 
-        With ``over_machines`` it is such that other machines can map, where NVLink joins them.
+        With ``joined`` machines that NVLink joins can map it.
         """
         with self._on_device():
             try:
-                fabric = self._find_fabric() if over_machines else None
+                fabric = self._find_fabric() if joined else None
                 if fabric is not None:
                     return fabric.allocate(nbytes)
                 return self._runtime.malloc(-(-nbytes // _PAGE) * _PAGE)
@@ -123,11 +128,6 @@ class Runtime:
             if self._fabric is not None and address in self._fabric:
                 return _FABRIC + self._fabric.export(address)
             return _IPC + self._runtime.ipcGetMemHandle(address)
-
-    @staticmethod
-    def is_for_machines(handle: bytes) -> bool:
-        """Whether processes of other machines may map what a handle names."""
-        return handle.startswith(_FABRIC)
 
     def open(self, handle: bytes) -> int:
         """Map another process's memory; PeerAccessError if it cannot be."""

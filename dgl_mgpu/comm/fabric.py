@@ -63,10 +63,10 @@ class FabricMemory:
             memory = cls(driver, index)
             address = memory.allocate(1)
             try:
-                memory.export(address)
+                memory.close(memory.open(memory.export(address)))
             finally:
                 memory.free(address)
-        except (ImportError, DriverError):  # of an older driver or GPU, or without IMEX
+        except (ImportError, DriverError, PeerAccessError):  # an older driver or GPU, or no IMEX
             return None
         return memory
 

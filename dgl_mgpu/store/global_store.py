@@ -386,6 +386,10 @@ class GlobalStore:
             return content.schema, bounds
 
         schema, bounds = ranks.broadcast_from_rank0("plan the store", plan)
+        joined = False
+        if bounds:  # whether NVLink joins all GPUs of all machines
+            is_joined = runtime is not None and runtime.is_joined()
+            joined = all(Communicator.of_all_machines().all_gather(is_joined))
         data = None  # of a part, what only planning needs
         give_memory_back()  # what planning took, before the store takes its own
         store: Store | None = None
@@ -393,7 +397,7 @@ class GlobalStore:
         def fill() -> Store:
             nonlocal store
             try:
-                store = build(blueprint, ranks, runtime, over_machines=bool(bounds))
+                store = build(blueprint, ranks, runtime, over_machines=bool(bounds), joined=joined)
             except Exception as error:
                 if exchange is not None:
                     exchange.fail(error)
@@ -406,7 +410,7 @@ class GlobalStore:
             store = machines.run_all("build the store", fill)
             calibrate(store, replace(checked, span="job" if bounds else "machine"), ranks)
             in_edges = {in_edges_order(ntype): firsts for ntype, firsts in bounds.items()}
-            if bounds and map_other_machines(store, machines, {**bounds, **in_edges}):
+            if joined and map_other_machines(store, machines, {**bounds, **in_edges}):
                 bounds = {}  # machines that NVLink joins are as one
         except BaseException:
             if store is not None:

@@ -75,7 +75,7 @@ class GraphFeatures:
         name = name if self._structure.is_homogeneous else f"{shown}.{name}"
         others = self._structure.others
         remote = None
-        if others is not None and isinstance(of, str) and not table.reads_all:
+        if others is not None and isinstance(of, str) and not table.reads_all_rows:
             remote = others.table(name, of)
         return TableStorage(name, table, self._traffic, remote, others)
 

@@ -88,7 +88,7 @@ class GraphStructure:
         #: Those to ask for edges, where there are any that this machine does not read.
         self.others_with_edges = others
         edges = (store.tables[name] for name in self._topology_tables.values())
-        if others is not None and all(table.reads_all for table in edges):
+        if others is not None and all(table.reads_all_rows for table in edges):
             self.others_with_edges = None
         self.device = self._kept(canonical_etypes[0]).tiers.device
 

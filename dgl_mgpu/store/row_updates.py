@@ -257,7 +257,7 @@ class _Changes:
         view, table = _row_view(self._tables[0], self._action), self._tables[0]
         if table.keeps_all_rows:
             return every_id, every_value
-        is_here = view.position[every_id] >= 0  # others are on other machines
+        is_here = view.position[every_id] >= table.first_own  # others are on other machines
         return every_id[is_here], every_value[is_here]
 
     def make(self, change: Callable[[], None]) -> None:

@@ -116,7 +116,12 @@ def test_what_fails_halfway_is_undone(failing: str) -> None:
 
 @pytest.mark.parametrize(
     "failing",
-    ["cuMemGetAllocationGranularity", "cuMemCreate", "cuMemExportToShareableHandle"],
+    [
+        "cuMemGetAllocationGranularity",
+        "cuMemCreate",
+        "cuMemExportToShareableHandle",
+        "cuMemImportFromShareableHandle",
+    ],
 )
 def test_without_imex_there_is_no_such_memory(
     monkeypatch: pytest.MonkeyPatch, failing: str
@@ -137,7 +142,7 @@ def test_memory_that_gets_no_handle_is_asked_for() -> None:
     )
     driver = _Driver(cuMemExportToShareableHandle="CUDA_ERROR_NOT_PERMITTED")
     runtime._fabric = FabricMemory(driver, 0)
-    address = runtime.allocate(10, over_machines=True)
+    address = runtime.allocate(10, joined=True)
     with pytest.raises(PeerAccessError, match=r"share memory of cpu.*NOT_PERMITTED"):
         runtime.share(address)
     runtime.free(address)

@@ -40,7 +40,8 @@ def _joined(**options: Any) -> Iterator[FakeRuntime | CountingRuntime]:
             runtime = CountingRuntime()
         else:
             rank, ranks = dist.get_rank(), Communicator.of_this_machine()
-            runtime = FakeRuntime(rank, ranks.size, ranks.rank, **{"joined": True} | options)
+            options["joined"] = rank in options.get("joined", range(dist.get_world_size()))
+            runtime = FakeRuntime(rank, ranks.size, ranks.rank, **options)
             runtime.gpus = lambda: [f"fake-{gpu}" for gpu in range(ranks.size)]  # type: ignore[method-assign]
         patch.setattr(cuda_runtime, "find_runtime", lambda: runtime)
         yield runtime
@@ -208,7 +209,7 @@ def test_rows_are_written_and_learned(ranks: RankProcesses, options: dict[str, A
 def _not_mapped(options: dict[str, Any]) -> None:
     g = power_law()
     with _joined(**options) as runtime, _store(g) as store:
-        assert store.graph.spans_machines
+        assert store.graph.spans_machines and not runtime.opened
         every = torch.arange(NODES, device=store.device)
         assert equal(store.gather("feat", every), g.ndata["feat"])
         memories = {memory for _, memory in store.graph.traffic.take().rows}
@@ -218,7 +219,14 @@ def _not_mapped(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"joined": False}, {"refused": [(1, 2)]}, {"unshared": [2]}, {"misread": True}]
+    "options",
+    [
+        {"joined": []},
+        {"joined": [0, 2]},
+        {"refused": [(1, 2)]},
+        {"unshared": [2]},
+        {"misread": True},
+    ],
 )
 def test_what_one_rank_cannot_read_is_asked_for(
     ranks: RankProcesses, options: dict[str, Any]

@@ -41,7 +41,7 @@ def save_tables(path: Path, tables: Mapping[str, Table], steps: int, ranks: Comm
     raise RankFailedError.
     """
     action = f"save rows to {path}"
-    reads_all = all(table.keeps_all_rows or table.reads_all for table in tables.values())
+    reads_all = all(table.keeps_all_rows or table.reads_all_rows for table in tables.values())
     if all(ranks.all_gather(reads_all)):  # also where one machine has all rows, and others none
         ranks.broadcast_from_rank0(
             action, lambda: _write(path, tables, steps, _rows_of(tables.values()))

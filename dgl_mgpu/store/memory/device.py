@@ -85,12 +85,12 @@ class DeviceMemory:
         """Whether this is the process it was made in and not a fork of it."""
         return self._allocations.is_mine
 
-    def allocate(self, nbytes: int, over_machines: bool = False) -> None:
+    def allocate(self, nbytes: int, joined: bool = False) -> None:
         """Allocate this rank's block, or raise DeviceMemoryError.
 
-        With ``over_machines`` also for other machines, where NVLink joins them.
+        With ``joined`` machines that NVLink joins can map it.
         """
-        self._allocations.block = self.runtime.allocate(nbytes, over_machines)
+        self._allocations.block = self.runtime.allocate(nbytes, joined)
 
     def share(self) -> bytes:
         """The handle of this rank's block for other processes, or PeerAccessError."""
@@ -101,6 +101,12 @@ class DeviceMemory:
         if handle not in self._allocations.opened:
             self._allocations.opened[handle] = self.runtime.open(handle)
         return self._allocations.opened[handle]
+
+    def unmap(self, handle: bytes) -> None:
+        """Undo :meth:`open`, if it was done."""
+        if handle in self._allocations.opened:
+            self.runtime.synchronize()
+            self.runtime.close(self._allocations.opened.pop(handle))
 
     def register(self, segment: Segment) -> None:
         """Let kernels use a segment of host memory at its address, or raise DeviceMemoryError."""

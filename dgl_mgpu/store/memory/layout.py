@@ -110,14 +110,13 @@ class StoreLayout:
     def copies(self, table: str, tier: int) -> list[list[tuple[int, int, int]]]:
         """Of each part of a tier on GPUs, all copies: the rank that holds it, its offset in the
         rank's block, and its bytes."""
-        placed = self.plan.tables[table].tiers[tier]
-        keys = [
-            [(table, Shard(tier, part, holder)) for holder in holders]
-            for part, holders in enumerate(placed.copies)
-        ]
         return [
-            [(key[1].holder, self.offsets[key], self.nbytes[key]) for key in of_part]
-            for of_part in keys
+            [
+                (holder, self.offsets[key], self.nbytes[key])
+                for holder in holders
+                for key in [(table, Shard(tier, part, holder))]
+            ]
+            for part, holders in enumerate(self.plan.tables[table].tiers[tier].copies)
         ]
 
     def block_bytes(self, rank: int) -> int:

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from dgl_mgpu.comm.communicator import Communicator
 from dgl_mgpu.errors import PeerAccessError
 from dgl_mgpu.store.memory.device import DeviceMemory
-from dgl_mgpu.store.memory.table import Table
+from dgl_mgpu.store.memory.table import Table, position_dtype, torch_dtype
 from dgl_mgpu.store.memory.tables import Store
 
 log = logging.getLogger(__name__)
@@ -39,10 +39,10 @@ class _Tier(NamedTuple):
 
 
 class _Offer(NamedTuple):
-    """What a rank tells all others: its block's handle, if it has a block and others may map it,
-    and how it begins; and a machine's first rank, how each table lies on its GPUs."""
+    """What a rank tells all others: its block's handle, and how the block begins; no bytes, if it
+    has none.  A machine's first rank tells how each table lies on its GPUs."""
 
-    may_be_mapped: bool
+    can_be_mapped: bool
     handle: bytes
     begin: bytes
     #: By table: whether rows have an order of their own, and tiers.
@@ -52,44 +52,36 @@ class _Offer(NamedTuple):
 def map_other_machines(
     store: Store, machines: Communicator, bounds: Mapping[str, Sequence[int]]
 ) -> bool:
-    """Have a store's tables read what other machines have on their GPUs, too, where NVLink joins
-    these, and know whether they read all rows then (`Table.reads_all`).
+    """Have a store's tables read what other machines have on their GPUs, too, and know whether they
+    read all rows then (`Table.reads_all_rows`).
 
-    Collective of all ranks of the job; ``machines`` are those at this one's place of each, and
-    ``bounds`` the first row of each machine and the end of the last, by the order in which rows are
-    kept.  Returns whether all tables read all rows, so that no rank need ask another machine.
+    Collective of all ranks of the job, whose memory was allocated for other machines; ``machines``
+    are those at this one's place of each, and ``bounds`` the first row of each machine and the end
+    of the last, by the order in which rows are kept.  Returns whether all tables read all rows, so
+    that no rank need ask another machine.
     """
-    everyone = Communicator.of_all_machines()
-    mine = everyone.run_all(_ACTION, lambda: _offer(store))
-    here, gpu = machines.rank, store.gpu
-    offers: dict[tuple[int, int], _Offer] = dict(everyone.all_gather(((here, store.rank), mine)))
-    if gpu is None or not all(offer.may_be_mapped for offer in offers.values()):
-        return False
-    blocks = everyone.run_all(_ACTION, lambda: _mapped_blocks(gpu, offers, here))
+    everyone, gpu = Communicator.of_all_machines(), store.gpu
+    assert gpu is not None
+    mine = everyone.run_all(_ACTION, lambda: _offer(store, gpu))
+    place = machines.rank, store.rank
+    offers: dict[tuple[int, int], _Offer] = dict(everyone.all_gather((place, mine)))
+    others = {of: offer for of, offer in offers.items() if of[0] != machines.rank}
+    blocks: dict[tuple[int, int], int] | None = None
+    if all(offer.can_be_mapped for offer in offers.values()):
+        blocks = everyone.run_all(_ACTION, lambda: _mapped_blocks(gpu, others))
     if not all(everyone.all_gather(blocks is not None)):
+        for offer in others.values():  # some may have been mapped
+            gpu.unmap(offer.handle)
         return False
     assert blocks is not None
-    of_machines = {machine: offer.tables for (machine, rank), offer in offers.items() if rank == 0}
-    at_owners = {
-        order: _positions_at_owners(store, machines, order, firsts)
-        for order, firsts in sorted(bounds.items())
-    }
-
-    def read() -> set[str]:
-        """The tables of which this rank reads all rows then."""
-        reads_all = set()
-        for name, table in store.tables.items():
-            order = store.orders[name]
-            if order and not table.keeps_all_rows:
-                others = _Others(table, name, of_machines, blocks, bounds[order], at_owners[order])
-                others.are_read_by(here, store.rank)
-            if table.keeps_all_rows or bool((table.view.position >= 0).all()):
-                reads_all.add(name)
-        return reads_all
-
-    of_all = set.intersection(*everyone.all_gather(everyone.run_all(_ACTION, read)))
+    of_machines = {machine: offer.tables for (machine, rank), offer in others.items() if rank == 0}
+    mapping = _Mapping(store, blocks, of_machines, bounds)
+    for order in sorted(bounds):
+        mapping.learn_positions(order, machines)
+    reads_all = everyone.run_all(_ACTION, mapping.make)
+    of_all = set.intersection(*everyone.all_gather(reads_all))
     for name in of_all:
-        store.tables[name].reads_all = True
+        store.tables[name].reads_all_rows = True
     if everyone.rank == 0:
         log.info(
             "NVLink joins the machines: GPUs read those of others directly, and all rows of %d of "
@@ -100,10 +92,8 @@ def map_other_machines(
     return len(of_all) == len(store.tables)
 
 
-def _offer(store: Store) -> _Offer:
-    gpu, layout = store.gpu, store.layout
-    if gpu is None:
-        return _Offer(False, b"", b"", {})
+def _offer(store: Store, gpu: DeviceMemory) -> _Offer:
+    layout = store.layout
     tables: dict[str, tuple[bool, list[_Tier]]] = {}
     for name in layout.formats if store.rank == 0 else ():
         tiers = [
@@ -117,23 +107,22 @@ def _offer(store: Store) -> _Offer:
     try:
         handle = gpu.share()
     except PeerAccessError:
-        handle = b""
+        return _Offer(False, b"", b"", tables)
     nbytes = min(_PROOF_BYTES, layout.block_bytes(store.rank))
-    begin = gpu.runtime.download(gpu.block, nbytes).tobytes()
-    return _Offer(gpu.runtime.is_for_machines(handle), handle, begin, tables)
+    return _Offer(True, handle, gpu.runtime.download(gpu.block, nbytes).tobytes(), tables)
 
 
 def _mapped_blocks(
-    gpu: DeviceMemory, offers: Mapping[tuple[int, int], _Offer], here: int
+    gpu: DeviceMemory, others: Mapping[tuple[int, int], _Offer]
 ) -> dict[tuple[int, int], int] | None:
-    """The addresses of the blocks of all other machines' ranks; None if one cannot be read."""
+    """The addresses of the blocks of other machines' ranks; None if one cannot be read."""
     blocks = {}
-    for (machine, rank), offer in offers.items():
-        if machine == here or not offer.handle:
+    for of, offer in others.items():
+        if not offer.handle:
             continue
         try:
-            blocks[machine, rank] = gpu.open(offer.handle)
-            begin = gpu.runtime.download(blocks[machine, rank], len(offer.begin))
+            blocks[of] = gpu.open(offer.handle)
+            begin = gpu.runtime.download(blocks[of], len(offer.begin))
         except RuntimeError:  # the memory cannot be mapped, or cannot be read
             return None
         if begin.tobytes() != offer.begin:
@@ -141,63 +130,92 @@ def _mapped_blocks(
     return blocks
 
 
-def _positions_at_owners(
-    store: Store, machines: Communicator, order: str, firsts: Sequence[int]
-) -> torch.Tensor:
-    """Where each row of an order is at the machine that owns it; collective of ``machines``."""
-    own = slice(firsts[machines.rank], firsts[machines.rank + 1])
-    ordered = (table for name, table in store.tables.items() if store.orders[name] == order)
-    table = next(ordered, None)
-    position = torch.arange(own.start, own.stop, device=store.device)
-    if table is not None:
-        position = table.view.position[own].long()
-    (every,) = machines.all_gather_cat(_ACTION, [position])
-    return every
+class _Mapping:
+    """Makes tiers of what other machines have on their GPUs.
 
-
-class _Others:
-    """A table's rows on other machines' GPUs."""
+    ``blocks`` are the addresses of their ranks' memory, and ``of_machines`` their tables.
+    """
 
     def __init__(
         self,
-        table: Table,
-        name: str,
-        of_machines: Mapping[int, Mapping[str, Any]],
+        store: Store,
         blocks: Mapping[tuple[int, int], int],
-        bounds: Sequence[int],
-        at_owners: torch.Tensor,
+        of_machines: Mapping[int, Mapping[str, tuple[bool, list[_Tier]]]],
+        bounds: Mapping[str, Sequence[int]],
     ) -> None:
-        self._table, self._name, self._of_machines = table, name, of_machines
-        self._blocks, self._bounds, self._at_owners = blocks, bounds, at_owners
+        self._store, self._blocks = store, blocks
+        self._of_machines, self._bounds = of_machines, bounds
+        #: By order, where each row is at the machine that owns it.
+        self._at_owners: dict[str, torch.Tensor] = {}
+        #: Those of tables that lie alike on all machines are one tensor.
+        self._positions: dict[object, torch.Tensor] = {}
 
-    def are_read_by(self, machine: int, rank: int) -> None:
-        """Have the table of a machine's rank read them, too."""
-        view = self._table.view
-        if getattr(view, "disk", None) is not None:  # whose cache goes by the table's own positions
-            return
+    def learn_positions(self, order: str, machines: Communicator) -> None:
+        """Learn where rows of an order are at their owners; collective of ``machines``."""
+        own = slice(*self._bounds[order][machines.rank : machines.rank + 2])
+        tables = (table for name, table in self._store.tables.items() if self._order(name) == order)
+        table = next(tables, None)
+        position = torch.arange(own.start, own.stop, device=self._store.device)
+        if table is not None:
+            position = table.view.position[own].long()
+        (self._at_owners[order],) = machines.all_gather_cat(_ACTION, [position])
+
+    def make(self) -> set[str]:
+        """Have all tables read what others have of them; the names of those that read all rows."""
+        reads_all = set()
+        for name, table in self._store.tables.items():
+            # A cache of rows on disk goes by the table's own positions.
+            if self._order(name) and not table.keeps_all_rows and not table.caches_disk:
+                self._extend(name, table)
+            if table.keeps_all_rows or bool((table.view.position >= 0).all()):
+                reads_all.add(name)
+        return reads_all
+
+    def _order(self, name: str) -> str:
+        return self._store.layout.orders[name]
+
+    def _extend(self, name: str, table: Table) -> None:
         tiers: list[list[int]] = []
         pointers: list[list[int]] = []
-        own, rows = view.position.long(), 0
-        position = torch.full_like(own, -1)
-        for other, tables in self._of_machines.items():
-            if other == machine:
-                continue
-            is_ordered, of_other = tables[self._name]
-            run = slice(self._bounds[other], self._bounds[other + 1])
-            at = self._at_owners[run]
-            if not is_ordered:
-                at = torch.arange(run.start, run.stop, device=own.device)
-            for start, stop, copies in of_other:
-                is_there = (at >= start) & (at < stop)
-                position[run] = torch.where(is_there, at - start + rows, position[run])
+        placed: list[tuple[int, bool, int, int, int]] = []
+        rank, rows = self._store.rank, 0
+        for machine, tables in self._of_machines.items():
+            is_ordered, of_machine = tables[name]
+            for start, stop, copies in of_machine:
+                placed.append((machine, is_ordered, start, stop, rows))
                 tiers.append([rows, rows + stop - start, len(copies), len(pointers)])
                 for part, of_part in enumerate(copies):
                     holder, offset, nbytes = of_part[rank % len(of_part)]
-                    block = self._blocks.get((other, holder), 0)  # none for no bytes
+                    block = self._blocks.get((machine, holder), 0)  # none for no bytes
                     num_rows = len(range(start + part, stop, len(copies)))
-                    segment = self._table.gpu_segment(block + offset, nbytes)
-                    pointers.append(self._table.format.pointers(segment, num_rows))
+                    segment = table.gpu_segment(block + offset, nbytes)
+                    pointers.append(table.format.pointers(segment, num_rows))
                 rows += stop - start
-        position = torch.where(own >= 0, own + rows, position)
-        if tiers:
-            self._table.also_read(tiers, pointers, position)
+        if not tiers:
+            return
+        key = self._order(name), table.num_kept, *placed
+        if key not in self._positions:
+            self._positions[key] = self._position(self._order(name), table, placed, rows)
+        table.also_read(tiers, pointers, self._positions[key])
+
+    def _position(
+        self,
+        order: str,
+        table: Table,
+        placed: Sequence[tuple[int, bool, int, int, int]],
+        rows: int,
+    ) -> torch.Tensor:
+        """Positions in others' tiers, of ``rows`` rows, and in the table's own, behind them."""
+        own = table.view.position
+        dtype = torch_dtype(position_dtype(rows + table.num_kept))
+        position = torch.full(own.shape, -1, dtype=dtype, device=own.device)
+        for machine, is_ordered, start, stop, begin in placed:
+            run = slice(*self._bounds[order][machine : machine + 2])
+            at = self._at_owners[order][run]
+            if not is_ordered:
+                at = torch.arange(run.start, run.stop, device=own.device)
+            is_there = (at >= start) & (at < stop)
+            position[run][is_there] = (at[is_there] - start + begin).to(dtype)
+        is_kept = own >= 0
+        position[is_kept] = own[is_kept].to(dtype) + rows
+        return position

@@ -55,16 +55,27 @@ class Table:
         self._staging_bytes = staging_bytes
         self._host_share = host_share
         self._pid = os.getpid()
-        #: Segments of other machines that are read, too, before those of ``segments``.
-        self.num_mapped = 0
+        #: Segments of other machines that are read, too, before those of ``segments``, and the
+        #: first position behind them.
+        self.num_mapped = self.first_own = 0
         #: Whether all ranks of a store over machines read all rows, wherever they are.
-        self.reads_all = False
+        self.reads_all_rows = False
         self._view: RowView | GraphView | None = self._map()
 
     @property
     def keeps_all_rows(self) -> bool:
         """Whether no other machine has rows that this one does not keep."""
-        return sum(tier.num_rows for tier in self.plan.tiers) == self.format.num_rows
+        return self.num_kept == self.format.num_rows
+
+    @property
+    def num_kept(self) -> int:
+        """Rows that are kept on this machine."""
+        return sum(tier.num_rows for tier in self.plan.tiers)
+
+    @property
+    def caches_disk(self) -> bool:
+        """Whether GPU memory caches rows on disk."""
+        return isinstance(self._view, RowView) and self._view.disk is not None
 
     def _map(self) -> RowView | GraphView:
         # Addresses hold in this process only: a table that reached a DataLoader worker by
@@ -89,7 +100,7 @@ class Table:
         if self._gpu is None:
             return view
         if isinstance(view, GraphView):
-            on_host = any(self.memory_of(shard.tier, shard.part) == "host" for shard in shards)
+            on_host = any(self._memory_of(shard.tier, shard.part) == "host" for shard in shards)
             return dataclasses.replace(view, host_share=self._host_share if on_host else 0.0)
         view = dataclasses.replace(
             view, host_start=_host_start(self.plan), host_share=self._host_share
@@ -136,23 +147,24 @@ class Table:
         ``tiers`` and ``pointers`` are as those of a view, and come before the table's own;
         ``position`` is that of all rows in both.
         """
-        view = self.view
-        self.num_mapped, last = len(pointers), tiers[-1]
-        shift = torch.tensor([last[1], last[1], 0, self.num_mapped], device=self.device)
-        addresses = torch.tensor(pointers, dtype=torch.int64, device=self.device)
-        total = last[1] + sum(tier.num_rows for tier in self.plan.tiers)
+        view, device = self.view, self.device
+        self.num_mapped, self.first_own = len(pointers), tiers[-1][1]
+        shift = torch.tensor([self.first_own, self.first_own, 0, self.num_mapped], device=device)
+        addresses = torch.tensor(pointers, dtype=torch.int64, device=device)
+        total = self.first_own + self.num_kept
         changed: dict[str, Any] = {
-            "tiers": torch.cat([torch.tensor(tiers, device=self.device), view.tiers + shift]),
+            "tiers": torch.cat([torch.tensor(tiers, device=device), view.tiers + shift]),
             "pointers": torch.cat([addresses.view(-1, *view.pointers.shape[1:]), view.pointers]),
-            "position": position.to(torch_dtype(position_dtype(total))),
+            "position": position,
         }
+        # Kernels that put rows of host memory in order count positions up to the number of rows.
+        has_order = total <= view.num_rows
         if isinstance(view, RowView):
-            first = view.host_start
-            host_start = first if first < 0 else first + last[1]
-            changed |= {"host_start": host_start, "address": 0, "num_positions": total}
-        if total > view.num_rows:
-            # Kernels that put rows of host memory in order take them for those of fewer positions.
-            changed |= {"host_start": -1} if isinstance(view, RowView) else {"host_share": 0.0}
+            host_start = view.host_start + self.first_own if view.host_start >= 0 else -1
+            changed["host_start"] = host_start if has_order else -1
+            changed |= {"address": 0, "num_positions": total}
+        elif not has_order:
+            changed["host_share"] = 0.0
         self._view = dataclasses.replace(view, **changed)
 
     def gpu_segment(self, address: int, nbytes: int) -> DeviceSegment:
@@ -184,12 +196,12 @@ class Table:
 
     @property
     def memories(self) -> list[str]:
-        """Where this rank reads each segment from, as :meth:`memory_of` says, in pointer order."""
+        """Where this rank reads each segment from, in pointer order: its GPU, a peer, and so on."""
         shards = read_shards(self.plan, self.rank)
-        own = [self.memory_of(shard.tier, shard.part) for shard in shards]
+        own = [self._memory_of(shard.tier, shard.part) for shard in shards]
         return ["peer"] * self.num_mapped + own
 
-    def memory_of(self, tier: int, part: int) -> str:
+    def _memory_of(self, tier: int, part: int) -> str:
         """Where this rank reads a part from: 'device', 'peer', 'host' or 'disk'."""
         placed = self.plan.tiers[tier]
         if placed.memory != "gpu":

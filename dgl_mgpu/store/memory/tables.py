@@ -75,11 +75,6 @@ class Store:
         """Where every row is."""
         return self.layout.plan
 
-    @property
-    def orders(self) -> dict[str, str]:
-        """By table, the order in which rows are kept; '' for that of their ids."""
-        return self.layout.orders
-
     def close(self) -> None:
         """Give all memory back; what was read stays, the tables can no longer be read.
 
@@ -104,8 +99,8 @@ class Store:
 class RankMemory:
     """One rank's part of a store's memory, while the store is built.
 
-    Without a ``runtime``, the plan's GPU memory is shared memory.  With ``over_machines`` other
-    machines may map that of GPUs, where NVLink joins them.
+    Without a ``runtime``, the plan's GPU memory is shared memory.  With ``joined``
+    machines that NVLink joins can map that of GPUs.
     """
 
     def __init__(
@@ -113,10 +108,10 @@ class RankMemory:
         layout: StoreLayout,
         ranks: Communicator,
         runtime: Runtime | None,
-        over_machines: bool = False,
+        joined: bool = False,
     ) -> None:
         self._layout = layout
-        self._over_machines = over_machines
+        self._joined = joined
         self._ranks = ranks
         self._runtime = runtime
         self._files: dict[ShardKey, Segment] = {}
@@ -246,7 +241,7 @@ class RankMemory:
         self.gpu.register(self._window)
         nbytes = self._layout.block_bytes(self._ranks.rank)
         if nbytes:
-            self.gpu.allocate(nbytes, self._over_machines)
+            self.gpu.allocate(nbytes, self._joined)
         return self.gpu.share() if self._layout.is_shared(self._ranks.rank) else b""
 
 
@@ -256,13 +251,14 @@ def build(
     runtime: Runtime | None = None,
     *,
     over_machines: bool = False,
+    joined: bool = False,
 ) -> Store:
     """Allocate and fill the tables of a blueprint, and map them on every rank.
 
     Collective.  The machine's first rank has the data, reads it once and passes it on chunk by
     chunk; the others, whose ``blueprint`` is ignored, allocate their shards.  Without a ``runtime``
-    of each rank's GPU, the plan's GPU memory is shared memory.  With ``over_machines`` that of GPUs
-    is such that other machines can map, where NVLink joins them.
+    of each rank's GPU, the plan's GPU memory is shared memory.  ``over_machines`` says that
+    other machines have stores of the same data, and ``joined`` that they can map GPUs' memory.
 
     Raises InvalidInputError if the plan is not one for these sources and ranks; ConfigError if it
     keeps topology of a store on GPUs on disk; SharedMemoryError or DeviceMemoryError, before
@@ -272,7 +268,7 @@ def build(
     on_gpus = runtime is not None
     filler = ranks.run_all(_BUILD, lambda: _filler(blueprint, ranks, on_gpus, over_machines))
     layout = ranks.broadcast_from_rank0(_BUILD, lambda: _checked_layout(filler))
-    memory = RankMemory(layout, ranks, runtime, over_machines)
+    memory = RankMemory(layout, ranks, runtime, joined)
     try:
         memory.make()
         write = partial(filler.fill, memory) if filler is not None else None

@@ -106,13 +106,13 @@ class FakeRuntime:
             rates.append(rate / 2 if repeats > 8 else rate)
         return rates
 
-    def allocate(self, nbytes: int, over_machines: bool = False) -> int:
+    def allocate(self, nbytes: int, joined: bool = False) -> int:
         if nbytes > self.memory - self.used:
             raise cuda_runtime.out_of_memory(f"fake-{self.gpu}", nbytes, self.memory - self.used)
         block = Segment.create(nbytes + _MAPPERS)
         block.bytes[:nbytes] = 0xA5  # a GPU's memory is not zero at first
         self.blocks[block.address] = block
-        if over_machines and self.joined:
+        if joined:
             self.over_machines.add(block.address)
         self.most_bytes = max(self.most_bytes, self.used)
         return block.address
@@ -129,15 +129,13 @@ class FakeRuntime:
         block = self.blocks[address]
         if self.rank in self.unshared:
             raise PeerAccessError("share", "refused", "do not")
-        kind = "fabric" if address in self.over_machines else "ipc"
-        return f"{kind}|{self.rank}|{block.nbytes}|{block.path}".encode()
+        return f"{self.rank}|{block.nbytes}|{block.path}".encode()
 
-    @staticmethod
-    def is_for_machines(handle: bytes) -> bool:
-        return handle.startswith(b"fabric")
+    def is_joined(self) -> bool:
+        return self.joined
 
     def open(self, handle: bytes) -> int:
-        _, owner, nbytes, path = handle.decode().split("|")
+        owner, nbytes, path = handle.decode().split("|")
         assert int(owner) != self.rank, "CUDA does not open a handle where it was made"
         if (self.rank, int(owner)) in self.refused:
             raise PeerAccessError("map", "refused", "do not")

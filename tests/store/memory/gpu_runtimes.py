@@ -57,8 +57,8 @@ class CountingRuntime(Runtime):
         """Whether nothing is allocated, mapped or registered."""
         return not (self.blocks or self.opened or self.registered)
 
-    def allocate(self, nbytes: int, over_machines: bool = False) -> int:
-        address = super().allocate(nbytes, over_machines)
+    def allocate(self, nbytes: int, joined: bool = False) -> int:
+        address = super().allocate(nbytes, joined)
         self.blocks[address] = nbytes
         return address
 

@@ -154,13 +154,12 @@ def _rank_reads_everything(folder: Path) -> None:
     )
     for name, rows in reference.items():
         assert torch.equal(gather_rows(store.tables[name].view, torch.arange(ROWS)), rows)
-    for tier, plan in enumerate(store.plan.tables["features"].tiers):
-        for part in range(plan.parts):
-            where = store.tables["features"].memory_of(tier, part)
-            expected = {"gpu": "device" if part == ranks.rank else "peer"}
-            if plan.parts == 1:
-                expected["gpu"] = "device"
-            assert where == expected.get(plan.memory, plan.memory)
+    expected = []
+    for tier in store.plan.tables["features"].tiers:
+        for part in range(tier.parts):
+            on_gpu = "device" if tier.parts == 1 or part == ranks.rank else "peer"
+            expected.append(on_gpu if tier.memory == "gpu" else tier.memory)
+    assert store.tables["features"].memories == expected
 
 
 def test_a_closed_table_does_not_reach_a_worker(tmp_path):
