@@ -253,7 +253,8 @@ def test_another_machine_or_another_use_is_measured_anew(what) -> None:
     if what == "shares":
         rows = tuple({**row, "accesses": 1 / 3} for row in store.plan.rows)
         # Twice as many reads of the tier in host memory, for the sampler.
-        store = dataclasses.replace(store, plan=dataclasses.replace(store.plan, rows=rows))
+        layout = dataclasses.replace(store.layout, plan=dataclasses.replace(store.plan, rows=rows))
+        store = dataclasses.replace(store, layout=layout)
     if what == "batch_size":
         options = dataclasses.replace(OPTIONS, fanouts=[2, 3])
         calibration.sample_blocks = lambda *args, sms: model.calls.append(("sample", sms))

@@ -70,8 +70,7 @@ def table() -> SimpleNamespace:
         view=RowView(one.view(1, 1), one.expand(2), 10, (2,), torch.float32),
         row_bytes=8,
         format=RowFormat(10, (2,), torch.float32, torch.float32),
-        parts=lambda: [(0, 0), (1, 0)],
-        memory_of=lambda tier, part: ("device", "host")[tier],
+        memories=["device", "host"],
     )
 
 
