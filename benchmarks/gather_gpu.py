@@ -313,11 +313,8 @@ class Bench:
         """Share of the rows read from each kind of memory, the mean over ranks."""
         view, read = rows_of(table), Counter({"device": 0, "peer": 0, "host": 0})
         served = torch.stack([count_tiers(view, ids) for ids in pool]).sum(0).tolist()
-        at = 0
-        for tier, parts in enumerate(view.tiers[:, PARTS].tolist()):
-            for part in range(parts):
-                read[table.memory_of(tier, part)] += served[at]
-                at += 1
+        for memory, count in zip(table.memories, served, strict=True):
+            read[memory] += count
         everyone = sum(map(Counter, self._ranks.all_gather(dict(read))), Counter())
         return {kind: everyone[kind] / everyone.total() for kind in read}
 
