@@ -35,7 +35,7 @@ train: setup
 # tested as on a machine without a GPU; what needs some is test-gpu's.
 PYTEST = CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 4 --dist loadgroup
 # Of one store over machines, but for its planning.
-SPAN_TESTS := $(addprefix test_span, .py _batches.py _build.py _errors.py _rows.py _training.py)
+SPAN_TESTS := $(addprefix test_span, .py _batches.py _build.py _errors.py _rows.py _training.py) test_mapped_machines.py
 # What test leaves out and test-rest runs: whole training runs and commands, faults of several
 # processes, emulated kernels, solver's proofs, pages that train, the benchmarks' own tests.
 REST := $(addprefix tests/, benchmarks kernels faults train/launch train/fullgraph test_main.py test_cli.py \
