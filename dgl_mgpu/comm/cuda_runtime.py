@@ -88,8 +88,8 @@ class Runtime:
         """Whether all bandwidths of some of them are known."""
         return is_measured(machine, gpus)
 
-    def is_joined(self) -> bool:
-        """Whether NVLink joins this GPU to those of other machines, which can map its memory."""
+    def has_fabric_handles(self) -> bool:
+        """Whether other machines that NVLink joins to this one can map its GPU's memory."""
         with self._on_device():
             return self._find_fabric() is not None
 

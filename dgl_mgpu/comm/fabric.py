@@ -66,7 +66,8 @@ class FabricMemory:
                 memory.close(memory.open(memory.export(address)))
             finally:
                 memory.free(address)
-        except (ImportError, DriverError, PeerAccessError):  # an older driver or GPU, or no IMEX
+        # An older driver or GPU, or no IMEX; the bindings raise RuntimeErrors and AttributeErrors.
+        except (ImportError, AttributeError, RuntimeError):
             return None
         return memory
 
@@ -85,7 +86,7 @@ class FabricMemory:
             raise
 
     def free(self, address: int) -> None:
-        """Give back what :meth:`allocate` gave; who has it mapped can read it until then."""
+        """Give back what :meth:`allocate` gave; the driver keeps it for who has it mapped."""
         handle = self._mapped[address][1]
         self.close(address)
         self._call("cuMemRelease", handle)

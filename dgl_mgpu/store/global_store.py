@@ -45,7 +45,7 @@ from dgl_mgpu.store.memory import Blueprint, Store, build
 from dgl_mgpu.store.memory.format import Source
 from dgl_mgpu.store.memory.links import measure_links
 from dgl_mgpu.store.memory.machine import machine, prove_access, with_access
-from dgl_mgpu.store.memory.mapped_machines import map_other_machines
+from dgl_mgpu.store.memory.mapped_machines import are_joined, map_other_machines
 from dgl_mgpu.store.part_exchange import PartExchange
 from dgl_mgpu.store.part_files import read_part
 from dgl_mgpu.store.partitioned import content_of
@@ -386,10 +386,7 @@ class GlobalStore:
             return content.schema, bounds
 
         schema, bounds = ranks.broadcast_from_rank0("plan the store", plan)
-        joined = False
-        if bounds:  # whether NVLink joins all GPUs of all machines
-            is_joined = runtime is not None and runtime.is_joined()
-            joined = all(Communicator.of_all_machines().all_gather(is_joined))
+        joined = bool(bounds) and are_joined(runtime, ranks, machines)
         data = None  # of a part, what only planning needs
         give_memory_back()  # what planning took, before the store takes its own
         store: Store | None = None

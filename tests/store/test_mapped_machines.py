@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import dgl
@@ -25,6 +26,8 @@ from tests.ranks import RankProcesses, machines_on_gpus_too, on_machines
 from tests.store.memory.fake_gpu import FakeRuntime
 from tests.store.memory.gpu_runtimes import CountingRuntime
 from tests.store.span_graphs import NODES, assert_same_batches, equal, of_two_types, power_law
+from tests.store.test_partitioned import _as_one_machine as parts_as_one_machine
+from tests.store.test_partitioned import _partition, with_weights
 
 #: Of each table, so that some of it is in the host's memory.
 _PART_ON_GPUS = {"graph_ratio": 0.5, "feature_ratio": 0.5}
@@ -165,6 +168,18 @@ def _finds_edges(ratio: float) -> None:
 @pytest.mark.parametrize("ratio", [0.0, 0.2])
 def test_edges_are_found_by_their_ids(ranks: RankProcesses, ratio: float) -> None:
     ranks.run(on_machines, "abc", _finds_edges, ratio)
+
+
+def _parts_as_one_machine(path: str, g: dgl.DGLGraph) -> None:
+    with _joined() as runtime:
+        parts_as_one_machine(path, g, 0.2)
+    assert runtime.is_empty
+
+
+@machines_on_gpus_too
+def test_parts_are_as_one(ranks: RankProcesses, tmp_path: Path) -> None:
+    path, g = _partition(with_weights(power_law()), tmp_path, ranks.size)
+    ranks.run(on_machines, "abc", _parts_as_one_machine, path, g)
 
 
 def _written(options: dict[str, Any]) -> None:

@@ -115,7 +115,7 @@ def _rows_of_all(tables: Iterable[Table], ranks: Communicator) -> Iterator[torch
             # A machine's first rank brings its rows; there are others' as well that are the same.
             here = ids if table.rank == 0 else ids[:0]
             if not table.keeps_all_rows:
-                here = here[view.position[here] >= 0]
+                here = here[view.position[here] >= table.first_own]
             mine = [here, gather_rows(view, here)]
             every_id, every_row = ranks.all_gather_cat("save rows", mine)
             rows = torch.empty(len(run), *view.row_shape, dtype=view.dtype, device=table.device)

@@ -13,7 +13,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -102,11 +102,12 @@ class DeviceMemory:
             self._allocations.opened[handle] = self.runtime.open(handle)
         return self._allocations.opened[handle]
 
-    def unmap(self, handle: bytes) -> None:
-        """Undo :meth:`open`, if it was done."""
-        if handle in self._allocations.opened:
-            self.runtime.synchronize()
-            self.runtime.close(self._allocations.opened.pop(handle))
+    def unmap(self, handles: Iterable[bytes]) -> None:
+        """Undo :meth:`open` of each handle of which it was done."""
+        self.runtime.synchronize()
+        for handle in handles:
+            if handle in self._allocations.opened:
+                self.runtime.close(self._allocations.opened.pop(handle))
 
     def register(self, segment: Segment) -> None:
         """Let kernels use a segment of host memory at its address, or raise DeviceMemoryError."""

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 
 from dgl_mgpu.comm.communicator import Communicator
+from dgl_mgpu.comm.cuda_runtime import Runtime
 from dgl_mgpu.errors import PeerAccessError
 from dgl_mgpu.store.memory.device import DeviceMemory
 from dgl_mgpu.store.memory.table import Table, position_dtype, torch_dtype
@@ -39,14 +40,27 @@ class _Tier(NamedTuple):
 
 
 class _Offer(NamedTuple):
-    """What a rank tells all others: its block's handle, and how the block begins; no bytes, if it
-    has none.  A machine's first rank tells how each table lies on its GPUs."""
+    """What a rank tells all others: its block's handle, and how the block begins; no bytes, if
+    there is none.  A machine's first rank tells how each table lies on its GPUs."""
 
-    can_be_mapped: bool
+    reason: str  # why it cannot be mapped, if it cannot
     handle: bytes
     begin: bytes
     #: By table: whether rows have an order of their own, and tiers.
     tables: dict[str, tuple[bool, list[_Tier]]]
+
+
+def are_joined(runtime: Runtime | None, ranks: Communicator, machines: Communicator) -> bool:
+    """Whether all GPUs of all machines have memory that other machines may map; collective.
+
+    ``ranks`` are those of this machine, ``machines`` those at this one's place of each.
+    """
+
+    def look() -> bool:
+        return runtime is not None and runtime.has_fabric_handles()
+
+    of_machine = machines.run_all(_ACTION, lambda: ranks.run_all(_ACTION, look))
+    return all(ranks.all_gather(all(machines.all_gather(of_machine))))
 
 
 def map_other_machines(
@@ -66,18 +80,23 @@ def map_other_machines(
     place = machines.rank, store.rank
     offers: dict[tuple[int, int], _Offer] = dict(everyone.all_gather((place, mine)))
     others = {of: offer for of, offer in offers.items() if of[0] != machines.rank}
-    blocks: dict[tuple[int, int], int] | None = None
-    if all(offer.can_be_mapped for offer in offers.values()):
-        blocks = everyone.run_all(_ACTION, lambda: _mapped_blocks(gpu, others))
-    if not all(everyone.all_gather(blocks is not None)):
-        for offer in others.values():  # some may have been mapped
-            gpu.unmap(offer.handle)
+    blocks: dict[tuple[int, int], int] = {}
+    reasons = [offer.reason for offer in offers.values()]
+    if not any(reasons):
+        reason = everyone.run_all(_ACTION, lambda: _map_blocks(gpu, others, blocks))
+        reasons = everyone.all_gather(reason)
+    if any(reasons):
+        handles = [offer.handle for offer in others.values()]  # of which some may be mapped
+        everyone.run_all(_ACTION, lambda: gpu.unmap(handles))
+        if everyone.rank == 0:
+            reason = next(filter(None, reasons))
+            log.warning("other machines' GPUs are not read directly, but asked by NCCL: %s", reason)
         return False
-    assert blocks is not None
     of_machines = {machine: offer.tables for (machine, rank), offer in others.items() if rank == 0}
     mapping = _Mapping(store, blocks, of_machines, bounds)
-    for order in sorted(bounds):
-        mapping.learn_positions(order, machines)
+    own = everyone.run_all(_ACTION, lambda: mapping.own_positions(machines.rank))
+    for order, position in own.items():
+        (mapping.at_owners[order],) = machines.all_gather_cat(_ACTION, [position])
     reads_all = everyone.run_all(_ACTION, mapping.make)
     of_all = set.intersection(*everyone.all_gather(reads_all))
     for name in of_all:
@@ -103,31 +122,32 @@ def _offer(store: Store, gpu: DeviceMemory) -> _Offer:
         ]
         tables[name] = bool(layout.orders[name]), tiers
     if not gpu.block:
-        return _Offer(True, b"", b"", tables)
+        return _Offer("", b"", b"", tables)
     try:
         handle = gpu.share()
-    except PeerAccessError:
-        return _Offer(False, b"", b"", tables)
+    except PeerAccessError as error:
+        return _Offer(str(error), b"", b"", tables)
     nbytes = min(_PROOF_BYTES, layout.block_bytes(store.rank))
-    return _Offer(True, handle, gpu.runtime.download(gpu.block, nbytes).tobytes(), tables)
+    return _Offer("", handle, gpu.runtime.download(gpu.block, nbytes).tobytes(), tables)
 
 
-def _mapped_blocks(
-    gpu: DeviceMemory, others: Mapping[tuple[int, int], _Offer]
-) -> dict[tuple[int, int], int] | None:
-    """The addresses of the blocks of other machines' ranks; None if one cannot be read."""
-    blocks = {}
+def _map_blocks(
+    gpu: DeviceMemory,
+    others: Mapping[tuple[int, int], _Offer],
+    blocks: dict[tuple[int, int], int],
+) -> str:
+    """Map the blocks of other machines' ranks to addresses; why one cannot be read, if so."""
     for of, offer in others.items():
         if not offer.handle:
             continue
         try:
             blocks[of] = gpu.open(offer.handle)
             begin = gpu.runtime.download(blocks[of], len(offer.begin))
-        except RuntimeError:  # the memory cannot be mapped, or cannot be read
-            return None
+        except RuntimeError as error:  # the memory cannot be mapped, or cannot be read
+            return str(error)
         if begin.tobytes() != offer.begin:
-            return None
-    return blocks
+            return f"rank {of[1]} of machine {of[0]} has other bytes than are read of it"
+    return ""
 
 
 class _Mapping:
@@ -146,19 +166,23 @@ class _Mapping:
         self._store, self._blocks = store, blocks
         self._of_machines, self._bounds = of_machines, bounds
         #: By order, where each row is at the machine that owns it.
-        self._at_owners: dict[str, torch.Tensor] = {}
+        self.at_owners: dict[str, torch.Tensor] = {}
         #: Those of tables that lie alike on all machines are one tensor.
         self._positions: dict[object, torch.Tensor] = {}
 
-    def learn_positions(self, order: str, machines: Communicator) -> None:
-        """Learn where rows of an order are at their owners; collective of ``machines``."""
-        own = slice(*self._bounds[order][machines.rank : machines.rank + 2])
-        tables = (table for name, table in self._store.tables.items() if self._order(name) == order)
-        table = next(tables, None)
-        position = torch.arange(own.start, own.stop, device=self._store.device)
-        if table is not None:
-            position = table.view.position[own].long()
-        (self._at_owners[order],) = machines.all_gather_cat(_ACTION, [position])
+    def own_positions(self, machine: int) -> dict[str, torch.Tensor]:
+        """By order, where the rows are that a machine, this one, owns."""
+        known = {self._order(name): table for name, table in self._store.tables.items()}
+        positions = {}
+        for order, firsts in sorted(self._bounds.items()):
+            own = slice(*firsts[machine : machine + 2])
+            dtype = torch_dtype(position_dtype(firsts[-1]))
+            positions[order] = (
+                known[order].view.position[own]
+                if order in known
+                else torch.arange(own.start, own.stop, dtype=dtype, device=self._store.device)
+            )
+        return positions
 
     def make(self) -> set[str]:
         """Have all tables read what others have of them; the names of those that read all rows."""
@@ -211,11 +235,11 @@ class _Mapping:
         position = torch.full(own.shape, -1, dtype=dtype, device=own.device)
         for machine, is_ordered, start, stop, begin in placed:
             run = slice(*self._bounds[order][machine : machine + 2])
-            at = self._at_owners[order][run]
+            at = self.at_owners[order][run]
             if not is_ordered:
                 at = torch.arange(run.start, run.stop, device=own.device)
             is_there = (at >= start) & (at < stop)
-            position[run][is_there] = (at[is_there] - start + begin).to(dtype)
+            position[run][is_there] = at[is_there].to(dtype) - start + begin
         is_kept = own >= 0
         position[is_kept] = own[is_kept].to(dtype) + rows
         return position

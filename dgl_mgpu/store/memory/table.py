@@ -157,6 +157,7 @@ class Table:
             "pointers": torch.cat([addresses.view(-1, *view.pointers.shape[1:]), view.pointers]),
             "position": position,
         }
+        self._position = position
         # Kernels that put rows of host memory in order count positions up to the number of rows.
         has_order = total <= view.num_rows
         if isinstance(view, RowView):

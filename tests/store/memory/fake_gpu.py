@@ -131,7 +131,7 @@ class FakeRuntime:
             raise PeerAccessError("share", "refused", "do not")
         return f"{self.rank}|{block.nbytes}|{block.path}".encode()
 
-    def is_joined(self) -> bool:
+    def has_fabric_handles(self) -> bool:
         return self.joined
 
     def open(self, handle: bytes) -> int:
