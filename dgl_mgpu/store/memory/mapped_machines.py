@@ -90,7 +90,10 @@ def map_other_machines(
         everyone.run_all(_ACTION, lambda: gpu.unmap(handles))
         if everyone.rank == 0:
             reason = next(filter(None, reasons))
-            log.warning("other machines' GPUs are not read directly, but asked by NCCL: %s", reason)
+            log.warning(
+                "other machines are asked over NCCL, as their GPUs cannot be read directly: %s",
+                reason,
+            )
         return False
     of_machines = {machine: offer.tables for (machine, rank), offer in others.items() if rank == 0}
     mapping = _Mapping(store, blocks, of_machines, bounds)
