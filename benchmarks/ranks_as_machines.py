@@ -22,9 +22,16 @@ def be_machine(rank: int, size: int) -> torch.device:
     Call it before torch.distributed is initialised.
     """
     communicator._machine_id = lambda: str(rank)
+    return take_gpu(rank, size) if torch.cuda.is_available() else torch.device("cpu")
+
+
+def take_gpu(rank: int, size: int) -> torch.device:
+    """Have this rank use a GPU of its own, or share one where there are too few.
+
+    Ranks that share one have to be of several machines.  Call it before torch.distributed is
+    initialised.
+    """
     gpus = torch.cuda.device_count()
-    if not gpus:
-        return torch.device("cpu")
     if size > gpus:
         # NCCL, as this package, takes no two ranks of a machine on one GPU.
         os.environ["NCCL_HOSTID"] = str(rank)

@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 
 import dgl_mgpu  # noqa: F401  (lets dgl import in every rank)
+from benchmarks.ranks_as_machines import take_gpu
 from dgl_mgpu.comm import communicator, network
 from tests.forkserver import forkserver
 from tests.seeds import seed_everything
@@ -48,8 +49,6 @@ def on_machines(machines: str, check: Callable[..., Any], *args: Any) -> Any:
         patch.setattr(communicator, "_groups", None)
         patch.setattr(communicator, "_across", None)
         patch.setattr(communicator, "_machine_id", lambda: machines[dist.get_rank()])
-        if _share_gpus():
-            patch.setattr(communicator, "_gpu_of", _a_gpu_of_its_own)
         # What this host's network is found to be is nobody else's.
         patch.setattr(network, "FOUND", SimpleNamespace(read=dict, keep=lambda found: None))
         return check(*args)
@@ -152,10 +151,7 @@ def _serve(rank: int, size: int, device: str, folder: str, pipe: Connection) -> 
     # Which exchange was the fastest is not to be known from another session.
     os.environ["XDG_CACHE_HOME"] = folder
     if device == "cuda":
-        gpus = torch.cuda.device_count()
-        torch.cuda.set_device(rank % gpus)
-        if size > gpus:  # NCCL refuses two ranks of one machine on a GPU
-            os.environ["NCCL_HOSTID"] = str(rank)
+        take_gpu(rank, size)
     else:  # where a part would be put
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     dist.init_process_group(
@@ -178,15 +174,6 @@ def _serve(rank: int, size: int, device: str, folder: str, pipe: Connection) -> 
         except BaseException:  # pytest's own are no Exceptions
             answer = False, traceback.format_exc()
         pipe.send(answer)
-
-
-def _a_gpu_of_its_own(device: torch.device) -> str:
-    return f"{device} of rank {dist.get_rank()}" if device.type == "cuda" else ""
-
-
-def _share_gpus() -> bool:
-    """Whether ranks of this job share a GPU."""
-    return "nccl" in dist.get_backend_config() and dist.get_world_size() > torch.cuda.device_count()
 
 
 def _reach_each_other() -> bool:

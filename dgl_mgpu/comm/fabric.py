@@ -8,10 +8,13 @@ that it is tried out.
 
 from __future__ import annotations
 
+import logging
 import struct
 from typing import Any
 
 from dgl_mgpu.errors import PeerAccessError
+
+log = logging.getLogger(__name__)
 
 _NO_SUCH_MEMORY = "map memory of another machine's GPU"
 _FIX = "see that the IMEX service runs on all machines (nvidia-imex-ctl -N), or use span='machine'"
@@ -67,7 +70,8 @@ class FabricMemory:
             finally:
                 memory.free(address)
         # An older driver or GPU, or no IMEX; the bindings raise RuntimeErrors and AttributeErrors.
-        except (ImportError, AttributeError, RuntimeError):
+        except (ImportError, AttributeError, RuntimeError) as error:
+            log.info("other machines cannot map memory of GPU %d: %s", index, error)
             return None
         return memory
 

@@ -39,6 +39,16 @@ class _Tier(NamedTuple):
     copies: list[list[tuple[int, int, int]]]
 
 
+class _Run(NamedTuple):
+    """Rows at positions ``[start, stop)`` of a machine, which are at ``begin`` and on here."""
+
+    machine: int
+    is_ordered: bool  # whether its rows have an order of their own
+    start: int
+    stop: int
+    begin: int
+
+
 class _Offer(NamedTuple):
     """What a rank tells all others: its block's handle, and how the block begins; no bytes, if
     there is none.  A machine's first rank tells how each table lies on its GPUs."""
@@ -204,12 +214,12 @@ class _Mapping:
     def _extend(self, name: str, table: Table) -> None:
         tiers: list[list[int]] = []
         pointers: list[list[int]] = []
-        placed: list[tuple[int, bool, int, int, int]] = []
+        runs: list[_Run] = []
         rank, rows = self._store.rank, 0
         for machine, tables in self._of_machines.items():
             is_ordered, of_machine = tables[name]
             for start, stop, copies in of_machine:
-                placed.append((machine, is_ordered, start, stop, rows))
+                runs.append(_Run(machine, is_ordered, start, stop, rows))
                 tiers.append([rows, rows + stop - start, len(copies), len(pointers)])
                 for part, of_part in enumerate(copies):
                     holder, offset, nbytes = of_part[rank % len(of_part)]
@@ -220,29 +230,23 @@ class _Mapping:
                 rows += stop - start
         if not tiers:
             return
-        key = self._order(name), table.num_kept, *placed
+        key = self._order(name), table.num_kept, *runs
         if key not in self._positions:
-            self._positions[key] = self._position(self._order(name), table, placed, rows)
+            self._positions[key] = self._position(self._order(name), table, runs, rows)
         table.also_read(tiers, pointers, self._positions[key])
 
-    def _position(
-        self,
-        order: str,
-        table: Table,
-        placed: Sequence[tuple[int, bool, int, int, int]],
-        rows: int,
-    ) -> torch.Tensor:
+    def _position(self, order: str, table: Table, runs: Sequence[_Run], rows: int) -> torch.Tensor:
         """Positions in others' tiers, of ``rows`` rows, and in the table's own, behind them."""
         own = table.view.position
         dtype = torch_dtype(position_dtype(rows + table.num_kept))
         position = torch.full(own.shape, -1, dtype=dtype, device=own.device)
-        for machine, is_ordered, start, stop, begin in placed:
-            run = slice(*self._bounds[order][machine : machine + 2])
-            at = self.at_owners[order][run]
-            if not is_ordered:
-                at = torch.arange(run.start, run.stop, device=own.device)
-            is_there = (at >= start) & (at < stop)
-            position[run][is_there] = at[is_there].to(dtype) - start + begin
+        for run in runs:
+            owned = slice(*self._bounds[order][run.machine : run.machine + 2])
+            at = self.at_owners[order][owned]
+            if not run.is_ordered:
+                at = torch.arange(owned.start, owned.stop, device=own.device)
+            is_there = (at >= run.start) & (at < run.stop)
+            position[owned][is_there] = at[is_there].to(dtype) - run.start + run.begin
         is_kept = own >= 0
         position[is_kept] = own[is_kept].to(dtype) + rows
         return position
